@@ -1,0 +1,72 @@
+# The commands of this repository.  Each sets up .venv first when it is missing or out of date.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+NAME ?=
+RECIPE ?= quickstart
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Idle threads of numeric libraries must sleep, not spin: on few cores spinning stalls everything 10-100x.
+export OMP_WAIT_POLICY := PASSIVE
+# Nothing phones home.
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export RAY_USAGE_STATS_ENABLED := 0
+export MLFLOW_DISABLE_TELEMETRY := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help
+help: ## What there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: demo
+demo: $(STAMP) ## Train the embedded model on a simulated spot fleet and write its report (RECIPE=name for another)
+	@$(BIN)/spotlight train $(RECIPE)
+	@echo "Report: $(CURDIR)/runs/$(basename $(notdir $(RECIPE)))/report.html"
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv and install everything
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Spotlight needs 3.11 or newer: say make PYTHON=python3.11" >&2; exit 2; }
+	@echo "Setting up $(VENV) (once, about three minutes and 3 GB)..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); echo "error: cannot make $(VENV): install venv (Debian: apt install python3-venv)" >&2; exit 2; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: lint
+lint: $(STAMP) ## Style, types and the directions of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(STAMP) ## Bring the code into the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: test
+test: lint ## Lint, then every fast test, with coverage
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term --cov-fail-under=85
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## The tests that take minutes or a browser
+	$(BIN)/python -m pytest -m slow
+
+.PHONY: bench
+bench: $(STAMP) ## Measure against the baselines (NAME=denoise_steps_per_second for one)
+	@$(BIN)/python -m tests.benchmarks.run $(NAME)
+
+.PHONY: clean
+clean: ## Remove caches and build leftovers; runs/ and .venv stay
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis htmlcov
+	@rm -f .coverage .coverage.*
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,212 @@
+"""From prompts to requests, from results to groups: what every implementation of the phases shares.
+
+All of it is a function of the recipe and of what is passed in, so the live phases and the simulated
+ones submit the very same requests and take the very same decisions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from spotlight_core.config import FixedArmConfig, RunConfig
+from spotlight_core.data.sampler import GroupSampler
+from spotlight_core.exploration.fidelity import reused_steps
+from spotlight_core.exploration.planner import Arm, build_planner
+from spotlight_core.exploration.selection import top_bottom
+from spotlight_core.types import (
+    Batch,
+    Decision,
+    Fidelity,
+    GenerationRequest,
+    Kind,
+    PlannedPrompt,
+    PolicyVersion,
+    Prompt,
+    RunState,
+    SeedScore,
+    TrajectoryGroup,
+)
+
+Scores = Mapping[str, Sequence[float]]  # request id -> reward of each of its seeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlanner:
+    """The recipe's answers to: which prompts, which requests, which seeds."""
+
+    config: RunConfig
+    sampler: GroupSampler
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        iteration: int,
+        kind: Kind,
+        prompt: Prompt,
+        seeds: Sequence[int],
+        policy: PolicyVersion,
+        fidelity: Fidelity,
+    ) -> GenerationRequest:
+        return GenerationRequest(
+            id=f"{iteration}/{kind}/{prompt.occurrence}/{seeds[0]}",
+            kind=kind,
+            prompts=(prompt,),
+            seeds=tuple(seeds),
+            policy=policy,
+            fidelity=fidelity,
+        )
+
+    @property
+    def full_fidelity(self) -> Fidelity:
+        return Fidelity(denoise_steps=self.config.sampler.denoise_steps)
+
+    def rollout(self, batch: Batch, policy: PolicyVersion) -> tuple[GenerationRequest, ...]:
+        """One request per prompt; the audited prompt's other explored seeds come as audit requests."""
+        requests = [
+            self._request(
+                batch.iteration, "rollout", planned.prompt, planned.seeds, policy, self.full_fidelity
+            )
+            for planned in batch.prompts
+        ]
+        for planned in batch.prompts:
+            if planned.prompt.occurrence == batch.audit_occurrence:
+                rest = [score.seed for score in planned.explored if score.seed not in planned.seeds]
+                requests += [
+                    self._request(batch.iteration, "audit", planned.prompt, part, policy, self.full_fidelity)
+                    for part in _parts(rest, self.config.data.seeds_per_prompt)
+                ]
+        return tuple(requests)
+
+    def explore(self, upcoming: Batch, policy: PolicyVersion) -> tuple[GenerationRequest, ...]:
+        """Candidate seeds of every prompt but the unexplored ones, in micro-batches."""
+        arm, config = self.arm(upcoming.iteration), self.config.exploration
+        if arm is None or not isinstance(config, FixedArmConfig):
+            return ()
+        steps = self.config.sampler.denoise_steps
+        fidelity = Fidelity(denoise_steps=steps, reused_steps=reused_steps(steps, arm.effective_steps))
+        explored = upcoming.prompts[: len(upcoming.prompts) - config.unexplored_prompts]
+        return tuple(
+            self._request(upcoming.iteration, "explore", planned.prompt, part, policy, fidelity)
+            for planned in explored
+            for part in _parts(range(arm.seeds_per_prompt), config.seeds_per_request)
+        )
+
+    def evaluate(
+        self, prompts: Sequence[str], policy: PolicyVersion, iteration: int
+    ) -> tuple[GenerationRequest, ...]:
+        """One image per held-out prompt, always from the same noise, by ODE steps."""
+        fidelity = Fidelity(denoise_steps=self.config.sampler.denoise_steps, stochastic=False)
+        occurrences = [
+            Prompt(occurrence=f"held-out-{index}", text=text) for index, text in enumerate(prompts)
+        ]
+        size = self.config.evaluation.images_per_request
+        return tuple(
+            GenerationRequest(
+                id=f"{iteration}/evaluate/{start}",
+                kind="evaluate",
+                prompts=tuple(occurrences[start : start + size]),
+                seeds=(0,) * len(occurrences[start : start + size]),
+                policy=policy,
+                fidelity=fidelity,
+            )
+            for start in range(0, len(occurrences), size)
+        )
+
+    # -- decisions ----------------------------------------------------------------------------------
+
+    def arm(self, iteration: int) -> Arm | None:
+        return build_planner(self.config.exploration).plan(iteration)
+
+    def plain(self, iteration: int, position: int) -> Batch:
+        """The batch at ``position`` with the first K seeds of each prompt."""
+        data = self.config.data
+        seeds = tuple(range(data.seeds_per_prompt))
+        return Batch(
+            iteration=iteration,
+            prompts=tuple(
+                PlannedPrompt(prompt=prompt, seeds=seeds)
+                for prompt in self.sampler.batch(position, data.prompts_per_iteration)
+            ),
+        )
+
+    def upcoming(self, state: RunState) -> Batch:
+        """The batch after ``state``'s, before any seed is selected."""
+        return self.plain(state.iteration + 1, state.sampler_position + len(state.batch.prompts))
+
+    def select(self, upcoming: Batch, explored: Mapping[str, Sequence[SeedScore]]) -> tuple[Batch, Decision]:
+        """Best and worst explored seeds of each prompt; the decision is what the log keeps."""
+        config, arm = self.config.exploration, self.arm(upcoming.iteration)
+        prompts = tuple(self._planned(planned, explored) for planned in upcoming.prompts)
+        audit = None
+        if isinstance(config, FixedArmConfig) and config.audit_every:
+            complete = [p for p in prompts if arm and len(p.explored) == arm.seeds_per_prompt]
+            if complete and upcoming.iteration % config.audit_every == 0:
+                audit = complete[0].prompt.occurrence
+        batch = Batch(iteration=upcoming.iteration, prompts=prompts, audit_occurrence=audit)
+        decision = Decision(
+            iteration=upcoming.iteration,
+            arm=(arm.seeds_per_prompt, arm.effective_steps) if arm else None,
+            selected={p.prompt.occurrence: p.seeds for p in prompts},
+            complete={
+                p.prompt.occurrence: arm is not None and len(p.explored) == arm.seeds_per_prompt
+                for p in prompts
+            },
+        )
+        return batch, decision
+
+    def _planned(self, planned: PlannedPrompt, explored: Mapping[str, Sequence[SeedScore]]) -> PlannedPrompt:
+        scores = tuple(sorted(explored.get(planned.prompt.occurrence, ()), key=lambda score: score.seed))
+        if not scores:
+            return planned
+        seeds = top_bottom(scores, self.config.data.seeds_per_prompt)
+        return PlannedPrompt(prompt=planned.prompt, seeds=seeds, explored=scores)
+
+
+def _parts(seeds: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(seeds), size):
+        yield seeds[start : start + size]
+
+
+def explored_scores(
+    requests: Sequence[GenerationRequest], scores: Scores
+) -> dict[str, tuple[SeedScore, ...]]:
+    """What exploration saw of each prompt occurrence, from the requests that were scored."""
+    result: dict[str, list[SeedScore]] = {}
+    for request in requests:
+        for seed, reward in zip(request.seeds, scores.get(request.id, ()), strict=False):
+            result.setdefault(request.prompt.occurrence, []).append(SeedScore(seed=seed, reward=reward))
+    return {occurrence: tuple(seeds) for occurrence, seeds in result.items()}
+
+
+def trajectory_groups(
+    batch: Batch, requests: Sequence[GenerationRequest], scores: Scores
+) -> tuple[TrajectoryGroup, ...]:
+    """The scored group of each prompt, in the batch's order whatever the order of arrival."""
+    rollouts = {request.prompt.occurrence: request for request in requests if request.kind == "rollout"}
+    return tuple(
+        TrajectoryGroup(
+            prompt=planned.prompt,
+            seeds=planned.seeds,
+            rewards=tuple(scores[rollouts[planned.prompt.occurrence].id]),
+            request_id=rollouts[planned.prompt.occurrence].id,
+            explored=bool(planned.explored),
+        )
+        for planned in batch.prompts
+    )
+
+
+def audited_pairs(
+    batch: Batch, requests: Sequence[GenerationRequest], scores: Scores
+) -> tuple[list[float], list[float]] | None:
+    """Exploration's and the full rollout's rewards of the audited prompt, seed by seed."""
+    planned = next((p for p in batch.prompts if p.prompt.occurrence == batch.audit_occurrence), None)
+    if planned is None:
+        return None
+    full = {
+        seed: reward
+        for request in requests
+        if request.prompt.occurrence == batch.audit_occurrence
+        for seed, reward in zip(request.seeds, scores[request.id], strict=True)
+    }
+    pairs = [(score.reward, full[score.seed]) for score in planned.explored if score.seed in full]
+    return [explored for explored, _ in pairs], [rolled for _, rolled in pairs]

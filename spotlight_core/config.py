@@ -1,0 +1,422 @@
+"""The recipe: one frozen tree that says everything a run depends on.
+
+TOML in, resolved JSON out.  Unknown keys are errors.  ``extends = "other"`` starts from another
+recipe, so that variants differ by their lines alone.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spotlight_core.errors import BadInputError
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, documented field by field, no extra keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    type: Literal["tiny"] = "tiny"
+    """The embedded model."""
+    weights: Path | None = None
+    """Safetensors to start from; the shipped base weights when absent."""
+
+
+class DataConfig(Section):
+    prompts: Path
+    """A folder with ``train.txt`` and ``test.txt``, one prompt a line."""
+    prompts_per_iteration: int = Field(8, ge=1)
+    """Prompts P of a batch."""
+    seeds_per_prompt: int = Field(8, ge=2)
+    """Seeds K rolled out and trained for each prompt."""
+
+
+class OdeConfig(Section):
+    type: Literal["ode"] = "ode"
+    """Deterministic Euler steps; only losses that need no log-probabilities."""
+    denoise_steps: int = Field(10, ge=2)
+    """Denoise steps S of a rollout."""
+    shift: float = Field(1.0, gt=0)
+    """Shift of the noise schedule."""
+
+
+class FlowSdeConfig(Section):
+    type: Literal["flow_sde"]
+    """Flow-GRPO's SDE (arXiv 2505.05470)."""
+    denoise_steps: int = Field(10, ge=2)
+    """Denoise steps S of a rollout."""
+    shift: float = Field(1.0, gt=0)
+    """Shift of the noise schedule."""
+    noise_level: float = Field(0.7, gt=0)
+    """The noise level a."""
+    window: tuple[int, int] | None = None
+    """Half-open range of SDE steps, the only ones trained; all but the last when absent."""
+
+    @property
+    def trained_steps(self) -> range:
+        """The denoise steps that are stochastic and trained."""
+        first, end = self.window or (0, self.denoise_steps - 1)
+        return range(first, end)
+
+    @model_validator(mode="after")
+    def _window_inside(self) -> "FlowSdeConfig":
+        steps = self.trained_steps
+        if not (0 <= steps.start < steps.stop <= self.denoise_steps - 1):
+            raise ValueError(
+                f"window [{steps.start}, {steps.stop}) must lie inside [0, {self.denoise_steps - 1}): "
+                "the last denoise step is always an ODE step"
+            )
+        return self
+
+
+SamplerConfig = Annotated[OdeConfig | FlowSdeConfig, Field(discriminator="type")]
+
+
+class OcrRewardConfig(Section):
+    type: Literal["ocr"] = "ocr"
+    """RapidOCR reads the image; 1 - edit distance / length of the quoted target."""
+    characters: str = "0123456789"
+    """Characters the recogniser may answer with; empty for all it knows."""
+
+
+class TemplateRewardConfig(Section):
+    type: Literal["template"]
+    """Correlation with drawn glyphs of the embedded model's font: a check that OCR was not fooled."""
+
+
+class JpegSizeRewardConfig(Section):
+    type: Literal["jpeg_size"]
+    """Smaller JPEGs score higher: a cheap reward for trying things out."""
+
+
+class FunctionRewardConfig(Section):
+    type: Literal["function"]
+    """A Python function of your own: ``score(image, prompt) -> float`` in 0..1."""
+    file: Path
+    """The Python file that holds it."""
+    name: str = "score"
+    """The function's name; ``image`` is uint8 ``[height, width, 3]``."""
+
+
+RewardConfig = Annotated[
+    OcrRewardConfig | TemplateRewardConfig | JpegSizeRewardConfig | FunctionRewardConfig,
+    Field(discriminator="type"),
+]
+
+
+class NftConfig(Section):
+    type: Literal["nft"] = "nft"
+    """DiffusionNFT (arXiv 2509.16117)."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the implicit positive and negative policies."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the squared velocity distance to the base model."""
+    old_decay: Literal[0, 1, 2] = 1
+    """How the rollout policy follows the trained one: 0 at once, 1 and 2 as in the paper's code."""
+    timesteps_per_sample: int = Field(4, ge=1)
+    """Training noise levels drawn for each sample in an update."""
+
+
+class GrpoConfig(Section):
+    type: Literal["grpo"]
+    """Flow-GRPO (arXiv 2505.05470)."""
+    clip_low: float = Field(1e-3, gt=0)
+    """Lower clip range of the ratio."""
+    clip_high: float = Field(1e-3, gt=0)
+    """Upper clip range of the ratio."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the KL to the base model."""
+
+
+LossConfig = Annotated[NftConfig | GrpoConfig, Field(discriminator="type")]
+
+
+class AdvantageConfig(Section):
+    std: Literal["group", "global", "none"] = "group"
+    """Divide by the population std of the group, of the whole iteration, or not at all."""
+    clip: float = Field(5.0, gt=0)
+    """Advantages are clipped to plus and minus this."""
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(3e-4, gt=0)
+    """AdamW learning rate."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW weight decay."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW betas."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW epsilon; lower it when the gradient RMS nears it."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm clip."""
+    updates_per_iteration: int = Field(2, ge=1)
+    """Optimizer steps per iteration; the batch is split among them by prompt group."""
+    samples_per_forward: int = Field(16, ge=1)
+    """Trajectories in one forward and backward; fixed, since sums depend on it."""
+
+
+class EmaConfig(Section):
+    decay: float = Field(0.9, ge=0, lt=1)
+    """Largest decay of the exponential moving average."""
+    interval: int = Field(1, ge=1)
+    """Optimizer steps between EMA updates."""
+
+
+class NoExplorationConfig(Section):
+    type: Literal["none"] = "none"
+    """Plain seeds."""
+
+
+class FixedArmConfig(Section):
+    type: Literal["fixed_arm"]
+    """Explore the same number of seeds at the same effective steps every iteration."""
+    seeds_per_prompt: int = Field(32, ge=2)
+    """Candidate seeds d explored for each prompt."""
+    effective_steps: int = Field(8, ge=1)
+    """Denoise steps computed per candidate; the others reuse the last velocity."""
+    seeds_per_request: int = Field(16, ge=1)
+    """Micro-batch of an exploration request."""
+    unexplored_prompts: int = Field(1, ge=0)
+    """Prompts of a batch that keep plain seeds, to measure what exploration brings."""
+    audit_every: int = Field(4, ge=0)
+    """Iterations between audits of the rank correlation; 0 for never."""
+
+
+ExplorationConfig = Annotated[NoExplorationConfig | FixedArmConfig, Field(discriminator="type")]
+
+
+class EvaluationConfig(Section):
+    every: int = Field(4, ge=1)
+    """Iterations between evaluations of the EMA weights."""
+    images: int = Field(96, ge=1)
+    """Held-out images of an evaluation on the way."""
+    images_per_request: int = Field(16, ge=1)
+    """Micro-batch of an evaluation request."""
+    final_images: int = Field(400, ge=1)
+    """Held-out images of the first and the last evaluation."""
+    target: float = 0.9
+    """The score to reach; its first sustained crossing (two evaluations) prices the run."""
+    held_out_reward: RewardConfig = TemplateRewardConfig(type="template")
+    """A reward that is evaluated and never trained."""
+
+
+class FleetConfig(Section):
+    reserved_nodes: int = Field(1, ge=1)
+    """Nodes that train and roll out."""
+    spot_nodes: int = Field(2, ge=0)
+    """Nodes that roll out and explore, and may be taken away."""
+    trace: Path | None = None
+    """Availability of the spot nodes, replayed; always there when absent."""
+    trace_speedup: float = Field(60.0, gt=0)
+    """Seconds of a clock-keyed trace that pass in one second of the run."""
+    commit_every_steps: int = Field(0, ge=0)
+    """Denoise steps between commits of in-flight latents; 0 commits on notice only."""
+    grace_seconds: float = Field(30.0, gt=0)
+    """Notice a provider gives when the trace does not say."""
+    max_attempts: int = Field(8, ge=1)
+    """Starts of one request before the run gives up on it."""
+    lease_seconds: float = Field(120.0, gt=0)
+    """Silence after which a lease is taken for lost."""
+    memory_gib: float = Field(3.0, gt=0)
+    """Memory that must be free before the run starts."""
+
+
+class ServicesConfig(Section):
+    pools_mode: Literal["inline"] = "inline"
+    """Where phases run: in the driver's process."""
+    prefect_port: int = Field(0, ge=0, le=65535)
+    """Port of the embedded Prefect API; 0 picks a free one."""
+    ray_port: int = Field(0, ge=0, le=65535)
+    """Port of the Ray head; 0 picks a free one."""
+    torch_threads: int = Field(1, ge=1)
+    """Torch threads of each process; fixed, since sums depend on it."""
+
+
+Pool = Literal["reserved", "spot"]
+
+
+class RunConfig(Section):
+    """A complete run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the run and of its folder."""
+    rng_seed: int = 0
+    """Seed of every random draw of the run."""
+    iterations: int = Field(ge=1)
+    """RL iterations."""
+    decisions: Literal["planned", "live"] = "planned"
+    """planned: exploration always completes, so weights do not depend on time; live: it has a deadline."""
+    exploration_deadline_seconds: float = Field(10.0, gt=0)
+    """With live decisions, how long exploration may go on after training ended."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig
+    sampler: SamplerConfig = OdeConfig()
+    reward: RewardConfig = OcrRewardConfig()
+    loss: LossConfig = NftConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    exploration: ExplorationConfig = NoExplorationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    fleet: FleetConfig = FleetConfig()
+    services: ServicesConfig = ServicesConfig()
+    prices: dict[str, float] = {"reserved": 10.08, "spot": 2.87}
+    """USD per GPU-hour of each pool: means of published prices of 9 June 2026."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        for pool, nodes in (("reserved", self.fleet.reserved_nodes), ("spot", self.fleet.spot_nodes)):
+            if nodes and pool not in self.prices:
+                raise ValueError(
+                    f"prices has no entry for pool {pool!r}: add prices.{pool} = USD per GPU-hour"
+                )
+        for pool, price in self.prices.items():
+            if pool not in ("reserved", "spot"):
+                raise ValueError(f"prices.{pool}: unknown pool, the pools are reserved and spot")
+            if not 0 <= price < float("inf"):
+                raise ValueError(f"prices.{pool} = {price}: give USD per GPU-hour, 0 or more")
+        if self.loss.type == "grpo" and self.sampler.type == "ode":
+            raise ValueError("loss grpo needs log-probabilities: set sampler.type = 'flow_sde'")
+        arm = self.exploration
+        if isinstance(arm, FixedArmConfig):
+            if arm.effective_steps > self.sampler.denoise_steps:
+                raise ValueError(
+                    f"exploration.effective_steps = {arm.effective_steps} exceeds "
+                    f"sampler.denoise_steps = {self.sampler.denoise_steps}"
+                )
+            if arm.seeds_per_prompt < self.data.seeds_per_prompt:
+                raise ValueError(
+                    f"exploration.seeds_per_prompt = {arm.seeds_per_prompt} is below "
+                    f"data.seeds_per_prompt = {self.data.seeds_per_prompt}: explore at least as many as you train"
+                )
+            if arm.unexplored_prompts >= self.data.prompts_per_iteration:
+                raise ValueError("exploration.unexplored_prompts leaves no prompt to explore")
+        return self
+
+
+RECIPES = Path(__file__).parent.parent / "flows" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def find_recipe(recipe: str, beside: Path | None = None) -> Path:
+    """A path to a TOML file, or the name of a shipped recipe."""
+    for candidate in (Path(recipe), (beside or Path()) / f"{recipe}.toml", RECIPES / f"{recipe}.toml"):
+        if candidate.suffix == ".toml" and candidate.is_file():
+            return candidate
+    raise BadInputError(f"no recipe {recipe!r}", f"give a TOML file or one of {', '.join(recipe_names())}")
+
+
+_PATHS = (("data", "prompts"), ("fleet", "trace"), ("model", "weights"), ("reward", "file"))
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    """The recipe's tables with ``extends`` followed and relative paths resolved beside their file."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{path} is not valid TOML", str(error)) from error
+    for section, key in _PATHS:
+        value = tree.get(section, {}).get(key) if isinstance(tree.get(section), dict) else None
+        if isinstance(value, str):
+            tree[section][key] = str((path.parent / value).resolve())
+    parent = tree.pop("extends", None)
+    return _merged(_read_tree(find_recipe(parent, path.parent)), tree) if parent else tree
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``, table by table; a table with another ``type`` replaces the whole."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        tables = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if tables and value.get("type", old.get("type")) == old.get("type"):
+            result[key] = _merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _override(tree: dict[str, Any], assignment: str) -> None:
+    """Apply one ``section.key=value``; the value is TOML, or a bare string."""
+    key, separator, text = assignment.partition("=")
+    if not separator or not key.strip():
+        raise BadInputError(
+            f"override {assignment!r} is not key=value", "write for example optimizer.lr=1e-4"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    branch: dict[str, Any] = {}
+    nested = branch
+    *parents, leaf = key.strip().split(".")
+    for parent in parents:
+        nested = nested.setdefault(parent, {})
+    nested[leaf] = value
+    merged = _merged(tree, branch)
+    tree.clear()
+    tree.update(merged)
+
+
+def _known_keys(model: type[BaseModel]) -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        for part in getattr(field.annotation, "__args__", (field.annotation,)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _known_keys(part)
+
+
+def _explain(error: ValidationError, source: str) -> BadInputError:
+    """The first fault of a validation as one line that names the key and the remedy."""
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(fault["loc"][-1]), set(_known_keys(RunConfig)), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "remove it"
+        return BadInputError(f"{source}: unknown key {key!r}", hint)
+    if fault["type"] == "missing":
+        return BadInputError(f"{source}: {key!r} is missing", "add it")
+    if not key:
+        return BadInputError(source, fault["msg"].removeprefix("Value error, "))
+    return BadInputError(f"{source}: {key} = {fault['input']!r} is not usable", fault["msg"])
+
+
+def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read, merge, override and validate a recipe.
+
+    Raises:
+        BadInputError: no such recipe, not TOML, an unknown key, a wrong type or an inconsistent pair.
+    """
+    path = find_recipe(recipe)
+    tree = _read_tree(path)
+    tree.setdefault("name", path.stem)
+    for assignment in overrides:
+        _override(tree, assignment)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, path.name) from error
+
+
+def flattened(config: RunConfig) -> dict[str, str]:
+    """The resolved recipe as dotted keys, for experiment tracking."""
+
+    def walk(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            yield prefix, json.dumps(value) if isinstance(value, list) else str(value)
+
+    return dict(walk("", config.model_dump(mode="json")))

@@ -1,0 +1,27 @@
+"""The group sampler: which prompts an iteration trains on, as a function of its position alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotlight_core.philox import named_generator
+from spotlight_core.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSampler:
+    """Shuffled passes over the prompts; its whole state is the integer ``position``.
+
+    Every batch has exactly ``count`` prompts, also across the end of a pass.
+    """
+
+    prompts: Sequence[str]
+    rng_seed: int
+
+    def batch(self, position: int, count: int) -> tuple[Prompt, ...]:
+        """The ``count`` prompt occurrences from ``position`` on."""
+        return tuple(self._occurrence(index) for index in range(position, position + count))
+
+    def _occurrence(self, index: int) -> Prompt:
+        epoch, offset = divmod(index, len(self.prompts))
+        order = named_generator("prompts", self.rng_seed, epoch).permutation(len(self.prompts))
+        return Prompt(occurrence=f"p{index}", text=self.prompts[int(order[offset])])

@@ -1,0 +1,199 @@
+"""The denoise engine: one request from noise to images, stoppable between any two denoise steps.
+
+A request stopped at step n and resumed from its state, here or on another node, gives bit for bit
+what an uninterrupted one gives: the state holds fp32 latents, the last velocity (a reused step may
+come next) and the window recorded so far; noise is a function of names.
+
+Shape legend: B batch (seeds of the request), S sequence, C channel, T trained denoise steps.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from spotlight_core.config import SamplerConfig
+from spotlight_core.diffusion.model import DiffusionModel
+from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
+from spotlight_core.diffusion.samplers import Sampler, build_sampler, ode_like
+from spotlight_core.errors import BadInputError
+from spotlight_core.types import Fidelity, GenerationRequest
+
+Arrays = dict[str, np.ndarray]
+Boundary = Callable[[int, Callable[[], Arrays]], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paused:
+    """A request that let go before ``next_denoise_step``; ``state`` is what ``generate`` resumes from."""
+
+    next_denoise_step: int
+    state: Arrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generated:
+    """A finished request.
+
+    ``arrays``: ``images`` uint8 ``[B, height, width, 3]`` and ``x0`` fp32 ``[B, S, C]``; where SDE
+    steps were recorded also ``x_TBSC`` fp32 ``[T + 1, B, S, C]`` (latents before each trained step,
+    and after the last) and ``logp_TB`` fp32 ``[T, B]``.
+    """
+
+    arrays: Arrays
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trajectory:
+    """What moves from step to step."""
+
+    x_BSC: torch.Tensor
+    v_BSC: torch.Tensor | None = None
+    window: list[np.ndarray] = field(default_factory=list)
+    log_probs: list[np.ndarray] = field(default_factory=list)
+
+    def state(self) -> Arrays:
+        arrays = {"x_BSC": self.x_BSC.numpy()}
+        if self.v_BSC is not None:
+            arrays["v_BSC"] = self.v_BSC.numpy()
+        return arrays | self.recorded()
+
+    def recorded(self) -> Arrays:
+        if not self.log_probs:
+            return {}
+        return {"x_TBSC": np.stack(self.window), "logp_TB": np.stack(self.log_probs)}
+
+    @classmethod
+    def restored(cls, state: Arrays) -> "_Trajectory":
+        velocity = state.get("v_BSC")
+        return cls(
+            # Copies: arrays from a shared store or from bytes may be read-only or freed under us.
+            x_BSC=torch.from_numpy(np.array(state["x_BSC"])),
+            v_BSC=None if velocity is None else torch.from_numpy(np.array(velocity)),
+            window=[np.array(x) for x in state.get("x_TBSC", ())],
+            log_probs=[np.array(log_prob) for log_prob in state.get("logp_TB", ())],
+        )
+
+
+class DenoiseEngine:
+    """Runs generation requests on one model, under the recipe's sampler."""
+
+    def __init__(self, model: DiffusionModel, sampler: SamplerConfig, rng_seed: int) -> None:
+        self.model = model
+        self._config = sampler
+        self._rng_seed = rng_seed
+
+    def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        from_denoise_step: int = 0,
+        state: Arrays | None = None,
+        boundary: Boundary = lambda step, state: False,
+    ) -> Generated | Paused:
+        """Denoise ``request``, from the start or from a committed ``state`` before ``from_denoise_step``.
+
+        ``boundary(next_denoise_step, make_state)`` is called between two denoise steps; when it
+        returns True the request stops and its state is returned.  ``make_state()`` gives the state
+        without stopping, for periodic commits.
+
+        Raises:
+            BadInputError: a fidelity that cannot be denoised (step 0 reused, steps out of range, a
+                stochastic preview over another number of steps than the rollout's).
+            ValueError: a start step without its state, or the reverse.
+        """
+        sampler = self.sampler_for(request.fidelity)
+        steps = request.fidelity.denoise_steps
+        if (from_denoise_step > 0) != (state is not None) or not 0 <= from_denoise_step < steps:
+            raise ValueError(f"cannot start at denoise step {from_denoise_step} of {steps} with state={state is not None}")
+        with torch.inference_mode():
+            trajectory = self._start(request) if state is None else _Trajectory.restored(state)
+            text = self.model.encode([prompt.text for prompt in request.row_prompts])
+            for denoise_step in range(from_denoise_step, steps):
+                self._advance(request, sampler, trajectory, text, denoise_step)
+                following = denoise_step + 1
+                if following < steps and boundary(following, trajectory.state):
+                    return Paused(next_denoise_step=following, state=trajectory.state())
+            images = self.model.decode(trajectory.x_BSC)
+        return Generated(arrays={"images": images, "x0": trajectory.x_BSC.numpy()} | trajectory.recorded())
+
+    def sampler_for(self, fidelity: Fidelity) -> Sampler:
+        """The recipe's sampler for a stochastic fidelity at its own steps, an ODE otherwise."""
+        _check_reuse(fidelity)
+        same_steps = fidelity.denoise_steps == self._config.denoise_steps
+        if fidelity.stochastic and same_steps:
+            return build_sampler(self._config)
+        if fidelity.stochastic and self._config.type != "ode":
+            raise BadInputError(
+                f"a stochastic trajectory of {fidelity.denoise_steps} denoise steps shares no noise with the "
+                f"rollout's {self._config.denoise_steps}",
+                "keep the rollout's denoise_steps and lower effective_steps instead",
+            )
+        return ode_like(self._config, fidelity.denoise_steps)
+
+    def _start(self, request: GenerationRequest) -> _Trajectory:
+        return _Trajectory(x_BSC=self._noise(request, INITIAL_NOISE))
+
+    def _noise(self, request: GenerationRequest, denoise_step: int) -> torch.Tensor:
+        shape = self.model.latent_shape_SC
+        return batch_noise(
+            self._rng_seed,
+            [prompt.occurrence for prompt in request.row_prompts],
+            request.seeds,
+            denoise_step,
+            shape,
+        )
+
+    def _advance(
+        self,
+        request: GenerationRequest,
+        sampler: Sampler,
+        trajectory: _Trajectory,
+        text: torch.Tensor,
+        denoise_step: int,
+    ) -> None:
+        """One denoise step, in place on ``trajectory``."""
+        if trajectory.v_BSC is None or denoise_step not in request.fidelity.reused_steps:
+            sigma_B = torch.full((len(request.seeds),), float(sampler.sigmas[denoise_step]))
+            trajectory.v_BSC = self.model.velocity(trajectory.x_BSC, sigma_B, text).float()
+        noise = self._noise(request, denoise_step) if sampler.needs_noise(denoise_step) else None
+        x_BSC = trajectory.x_BSC
+        x_next_BSC, log_prob_B = sampler.step(x_BSC, trajectory.v_BSC, denoise_step, noise)
+        if log_prob_B is not None:
+            if not trajectory.window:
+                trajectory.window.append(x_BSC.numpy())
+            trajectory.window.append(x_next_BSC.numpy())
+            trajectory.log_probs.append(log_prob_B.numpy())
+        trajectory.x_BSC = x_next_BSC
+
+
+def _check_reuse(fidelity: Fidelity) -> None:
+    outside = [step for step in fidelity.reused_steps if not 1 <= step < fidelity.denoise_steps]
+    if outside:
+        raise BadInputError(
+            f"denoise step {outside[0]} cannot reuse a velocity in a trajectory of {fidelity.denoise_steps} steps",
+            "reuse steps from 1 to the last; step 0 has nothing to reuse",
+        )
+
+
+def arrays_digest(arrays: Arrays) -> str:
+    """sha256 over names, dtypes, shapes and bytes, in name order: the identity of a result or state."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def to_bytes(arrays: Arrays) -> bytes:
+    """Arrays as safetensors bytes."""
+    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def from_bytes(data: bytes) -> Arrays:
+    """The inverse of ``to_bytes``; SafetensorError when the bytes are damaged."""
+    return safetensors.numpy.load(data)

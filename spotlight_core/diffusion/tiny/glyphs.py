@@ -1,0 +1,31 @@
+"""Training images of the embedded model: short strings drawn in a monospaced font, 16 x 32, grey."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+HEIGHT, WIDTH = 16, 32
+FONT_SIZE = 13
+
+
+@cache
+def font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans Mono as shipped inside matplotlib, so that every machine draws the same pixels."""
+    import matplotlib as mpl
+
+    path = Path(mpl.get_data_path()) / "fonts/ttf/DejaVuSansMono-Bold.ttf"
+    return ImageFont.truetype(str(path), FONT_SIZE)
+
+
+def draw(text: str, shift_x: int = 0, shift_y: int = 0) -> np.ndarray:
+    """``text`` in black on white, centred, then shifted by whole pixels: fp32 ``[16, 32]`` in [-1, 1]."""
+    image = Image.new("L", (WIDTH, HEIGHT), 255)
+    pen = ImageDraw.Draw(image)
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font())
+    x = (WIDTH - (right - left)) / 2 - left
+    y = (HEIGHT - (bottom - top)) / 2 - top
+    # Rounded before the shift: halves round to even, and shifts of 1 would move by 0 or 2 pixels.
+    pen.text((round(x) + shift_x, round(y) + shift_y), text, fill=0, font=font())
+    return np.asarray(image, dtype=np.float32) / 127.5 - 1.0

@@ -1,0 +1,284 @@
+"""SimExecutor: commands take effect in virtual time, under the very scheduler that runs live.
+
+Progress inside a request is closed form: no event per denoise step.  What a request *computes* is
+behind ``Work``: nothing in a simulation, real latents in the local executor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from spotlight_core.costs import CostModel
+from spotlight_core.errors import FleetError
+from spotlight_core.events import (
+    Abandon,
+    Alarm,
+    Cancelled,
+    Command,
+    Committed,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    Lost,
+    NodeJoined,
+    Notice,
+    Phase,
+    PhaseChanged,
+    Release,
+    SetTimer,
+    Settle,
+    SPGroup,
+    Start,
+    Started,
+    Submitted,
+    Timer,
+    WeightsLoaded,
+    Yield,
+)
+from spotlight_core.market.traces import ProgressPoint
+from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
+from spotlight_core.types import GenerationRequest
+
+
+class Work(Protocol):
+    """What denoising produces.  Called once per stretch of denoise steps."""
+
+    def finish(self, start: Start) -> tuple[str, str]:
+        """Run from the start's step to the end: ``(ref, digest)`` of the result."""
+        ...
+
+    def commit(self, start: Start, next_denoise_step: int) -> tuple[str, str]:
+        """Run from the start's step to before ``next_denoise_step``: ``(ref, digest)`` of the latents."""
+        ...
+
+
+class NoWork:
+    """A simulation's work: results are named after their request, so that equal ones agree."""
+
+    def finish(self, start: Start) -> tuple[str, str]:
+        return start.request.id, start.request.id
+
+    def commit(self, start: Start, next_denoise_step: int) -> tuple[str, str]:
+        name = f"{start.request.id}@{next_denoise_step}"
+        return name, name
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    start: Start
+    begun: float
+    step_seconds: float
+    entries: list[Entry] = field(default_factory=list)
+
+    def at_step(self, denoise_step: int) -> float:
+        """When the boundary before ``denoise_step`` is reached (reused steps cost nothing)."""
+        first, reused = self.start.from_denoise_step, set(self.start.request.fidelity.reused_steps)
+        computed = sum(step not in reused for step in range(first, denoise_step))
+        return self.begun + computed * self.step_seconds
+
+
+class Submission:
+    """Requests under way in virtual time; await ``occasions[request]`` for the ref, None if aborted."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self.requests = tuple(requests)
+        self.occasions: dict[str, Occasion[str | None]] = {r.id: Occasion() for r in requests}
+
+
+class SimExecutor:
+    """Executor and client in one: virtual nodes, virtual clock, the same words as live."""
+
+    def __init__(self, costs: CostModel, *, work: Work | None = None, commit_every_steps: int = 0) -> None:
+        self.calendar = Calendar()
+        self._costs = costs
+        self._work = work or NoWork()
+        self._commit_every_steps = commit_every_steps
+        self._running: dict[str, _Running] = {}
+        self._waiting: dict[str, Submission] = {}
+        self._points: list[ProgressPoint] = []
+        self._started: dict[tuple[str, str, str, int], int] = {}  # iteration, phase, node, incarnation
+        self._incarnations: dict[str, int] = {}
+        self._present: set[str] = set()
+        self._seq = 0
+
+    # -- the world ----------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """An event that happens now."""
+        self.calendar.add(self.calendar.now, event)
+
+    def call_at(self, at: float, action: Callable[[], None]) -> None:
+        self.calendar.add(at, action)
+
+    def join(self, node: str, pool: str, at: float = 0.0) -> None:
+        """A node asks for its machine at ``at`` and joins after the boot."""
+        incarnation = self._incarnations.get(node, 0) + 1
+        self._incarnations[node] = incarnation
+        self._present.add(node)
+        joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=1, started_at=at)
+        self.calendar.add(at + self._costs.boot_seconds, joined)
+
+    def replay(self, points: Sequence[ProgressPoint]) -> None:
+        """Follow a progress-keyed availability trace."""
+        self._points = list(points)
+
+    def events(self) -> Iterator[Event]:
+        while (what := self.calendar.pop()) is not None:
+            if not isinstance(what, Event):
+                what()
+                continue
+            if isinstance(what, Lost):
+                self._end_leases_of(what.node, what.incarnation)
+            if isinstance(what, PhaseChanged):
+                self._return_nodes(what)
+            self._seq += 1
+            yield what.stamped(self.calendar.now, self._seq, 0)
+
+    # -- the client's side --------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Submission:
+        submission = Submission(requests)
+        self._waiting.update(dict.fromkeys(submission.occasions, submission))
+        self.post(Submitted(requests=tuple(requests)))
+        return submission
+
+    def change_phase(self, phase: Phase, iteration: int) -> None:
+        self.post(PhaseChanged(phase=phase, iteration=iteration))
+
+    def cancel(self, requests: Sequence[str], reason: str) -> None:
+        self.post(Cancelled(requests=tuple(requests), reason=reason))
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def execute(self, command: Command) -> None:
+        match command:
+            case Start():
+                self._start(command)
+            case Yield():
+                self._yield(command)
+            case Abandon():
+                self._drop(command.lease)
+                self.post(Failed(lease=command.lease, error="abandoned", retryable=True))
+            case Load():
+                loaded = WeightsLoaded(
+                    node=command.node,
+                    incarnation=command.incarnation,
+                    policy=command.policy,
+                    digest=command.policy.digest,
+                )
+                self.calendar.add(self.calendar.now + self._costs.load_seconds, loaded)
+            case Release():
+                self._lose(command.node, command.incarnation, "released")
+            case SetTimer():
+                self.calendar.add(command.at, Timer(id=command.id))
+            case Settle():
+                submission = self._waiting.pop(command.request, None)
+                if submission is not None:
+                    submission.occasions[command.request].succeed(command.ref)
+            case Alarm():
+                raise FleetError(command.detail, "the simulation stops here")
+
+    def _start(self, start: Start) -> None:
+        rows = len(start.request.seeds)
+        running = _Running(
+            start=start,
+            begun=self.calendar.now + self._costs.launch_seconds,
+            step_seconds=self._costs.denoise_step_seconds(rows),
+        )
+        self._running[start.lease] = running
+        steps = start.request.fidelity.denoise_steps
+        running.entries.append(self.calendar.add(running.begun, Started(lease=start.lease)))
+        if self._commit_every_steps:
+            for step in range(start.from_denoise_step + 1, steps):
+                if step % self._commit_every_steps == 0:
+                    commit = partial(self._commit, running, step, released=False)
+                    running.entries.append(self.calendar.add(running.at_step(step), commit))
+        self._follow_trace(running)
+        running.entries.append(self.calendar.add(running.at_step(steps), partial(self._finish, running)))
+
+    def _finish(self, running: _Running) -> None:
+        start = running.start
+        if self._running.pop(start.lease, None) is None:
+            return
+        ref, digest = self._work.finish(start)
+        self.post(Finished(lease=start.lease, request=start.request.id, ref=ref, digest=digest))
+
+    def _commit(self, running: _Running, denoise_step: int, *, released: bool) -> None:
+        start = running.start
+        if start.lease not in self._running:
+            return
+        ref, digest = self._work.commit(start, denoise_step)
+        if released:
+            self._drop(start.lease)
+        self.post(
+            Committed(
+                lease=start.lease,
+                request=start.request.id,
+                next_denoise_step=denoise_step,
+                ref=ref,
+                digest=digest,
+                released=released,
+            )
+        )
+
+    def _yield(self, command: Yield) -> None:
+        running = self._running.get(command.lease)
+        if running is None:
+            return
+        steps = running.start.request.fidelity.denoise_steps
+        for step in range(running.start.from_denoise_step + 1, steps):
+            due = running.at_step(step)
+            # A hair of tolerance: the boundary at which a notice arrived is the one to stop at.
+            if due >= self.calendar.now - 1e-9:
+                if due <= command.by:
+                    self.calendar.add(due, partial(self._commit, running, step, released=True))
+                return
+
+    def _drop(self, lease: str) -> None:
+        running = self._running.pop(lease, None)
+        for entry in running.entries if running else ():
+            self.calendar.remove(entry)
+
+    def _lose(self, node: str, incarnation: int, cause: str) -> None:
+        self._present.discard(node)
+        self.post(Lost(node=node, incarnation=incarnation, cause=cause, stopped_at=self.calendar.now))
+
+    def _end_leases_of(self, node: str, incarnation: int) -> None:
+        group = SPGroup(node=node, generation=incarnation)
+        for lease in [lease for lease, running in self._running.items() if running.start.group == group]:
+            self._drop(lease)
+
+    # -- a progress-keyed trace ---------------------------------------------------------------------
+
+    def _follow_trace(self, running: _Running) -> None:
+        """Arm the trace's point for this request, if there is one."""
+        start = running.start
+        iteration, phase, *_ = start.request.id.split("/")
+        key = (iteration, phase, start.group.node, start.group.generation)
+        self._started[key] = self._started.get(key, 0) + 1
+        for point in self._points:
+            if (str(point.iteration), point.phase, point.node) != key[:3] or point.event == "return":
+                continue
+            if point.nth_request == self._started[key] and point.denoise_step > start.from_denoise_step:
+                self._points.remove(point)
+                at = running.at_step(point.denoise_step)
+                if point.event == "notice":
+                    notice = Notice(
+                        node=start.group.node,
+                        incarnation=start.group.generation,
+                        seconds_left=point.seconds_left,
+                    )
+                    running.entries.append(self.calendar.add(at, notice))
+                else:
+                    kill = partial(self._lose, start.group.node, start.group.generation, "killed")
+                    running.entries.append(self.calendar.add(at, kill))
+                return
+
+    def _return_nodes(self, event: PhaseChanged) -> None:
+        for point in [p for p in self._points if p.event == "return"]:
+            phase = "explore" if event.phase == "train" else event.phase
+            if (point.iteration, point.phase) == (event.iteration, phase) and point.node not in self._present:
+                self._points.remove(point)
+                self.join(point.node, "spot", at=self.calendar.now)

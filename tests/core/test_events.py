@@ -1,0 +1,101 @@
+"""Every word survives the journal, and is written there as documented."""
+
+import dataclasses
+import json
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from spotlight_core import events
+from spotlight_core.events import Command, Event, Finished, NodeJoined, SPGroup, Start, from_dict, to_dict
+from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
+
+EVENTS = Event.__subclasses__()
+WORDS = [*EVENTS, *get_args(Command)]
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of an annotation, all fields of nested dataclasses included."""
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{field.name: values(hints[field.name]) for field in dataclasses.fields(hint)})
+    if get_origin(hint) is tuple:
+        return st.lists(values(get_args(hint)[0]), max_size=3).map(tuple)
+    return st.from_type(hint)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.__name__)
+def test_word_round_trips_through_json(word: type) -> None:
+    @given(values(word))
+    def round_trip(original: Any) -> None:
+        record = json.loads(json.dumps(to_dict(original)))
+        assert record["word"] == word.__name__
+        restored = from_dict(record)
+        assert type(restored) is word
+        assert restored == original
+
+    round_trip()
+
+
+def test_the_vocabulary_is_complete() -> None:
+    defined = {
+        name
+        for name, value in vars(events).items()
+        if dataclasses.is_dataclass(value) and value.__module__ == events.__name__
+    }
+    assert {word.__name__ for word in WORDS} == defined - {"Event", "SPGroup"}
+
+
+def test_start_is_written_as_documented() -> None:
+    start = Start(
+        group=SPGroup(node="spot-0", generation=2),
+        lease="7",
+        request=GenerationRequest(
+            id="r",
+            kind="explore",
+            prompt=Prompt(occurrence="1/0", text='A bib with "12"'),
+            seeds=(3, 4),
+            policy=PolicyVersion(label="old", number=1, digest="d"),
+            fidelity=Fidelity(denoise_steps=10, reused_steps=(7, 9)),
+        ),
+        from_denoise_step=4,
+        state_ref="tensor_store/r-4",
+    )
+    assert json.loads(json.dumps(to_dict(start))) == {
+        "word": "Start",
+        "group": {"node": "spot-0", "generation": 2, "ranks": [0]},
+        "lease": "7",
+        "request": {
+            "id": "r",
+            "kind": "explore",
+            "prompt": {"occurrence": "1/0", "text": 'A bib with "12"'},
+            "seeds": [3, 4],
+            "policy": {"label": "old", "number": 1, "digest": "d"},
+            "fidelity": {"denoise_steps": 10, "reused_steps": [7, 9], "stochastic": True},
+        },
+        "from_denoise_step": 4,
+        "state_ref": "tensor_store/r-4",
+    }
+
+
+def test_stamping_sets_time_order_and_epoch_and_nothing_else() -> None:
+    event = NodeJoined(node="spot-1", incarnation=2, pool="spot", gpus=1, started_at=3.5)
+    stamped = event.stamped(10.25, 7, 2)
+    assert (stamped.at, stamped.seq, stamped.epoch) == (10.25, 7, 2)
+    assert dataclasses.replace(stamped, at=0.0, seq=0, epoch=0) == event
+    assert event.seq == 0
+
+
+def test_a_record_with_a_wrong_or_missing_field_is_refused() -> None:
+    record = to_dict(Finished(lease="1", request="r", ref="x", digest="d"))
+    with pytest.raises(ValidationError, match="seq"):
+        from_dict({**record, "seq": "soon"})
+    with pytest.raises(ValidationError, match="digest"):
+        from_dict({key: value for key, value in record.items() if key != "digest"})
+    with pytest.raises(KeyError):
+        from_dict({**record, "word": "Vanished"})
