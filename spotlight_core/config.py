@@ -270,6 +270,18 @@ class RunConfig(Section):
     prices: dict[str, float] = {"reserved": 10.08, "spot": 2.87}
     """USD per GPU-hour of each pool: means of published prices of 9 June 2026."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_types(cls, tree: Any) -> Any:
+        """A table that names no ``type`` is of the default's type."""
+        if not isinstance(tree, dict):
+            return tree
+        filled = dict(tree)
+        for name, field in cls.model_fields.items():
+            if isinstance(tree.get(name), dict) and hasattr(field.default, "type"):
+                filled[name] = {"type": field.default.type, **tree[name]}
+        return filled
+
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
         for pool, nodes in (("reserved", self.fleet.reserved_nodes), ("spot", self.fleet.spot_nodes)):

@@ -37,7 +37,7 @@ from spotlight_core.events import (
     WeightsLoaded,
     Yield,
 )
-from spotlight_core.market.traces import ProgressPoint
+from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
 from spotlight_core.types import GenerationRequest
 
@@ -90,11 +90,19 @@ class Submission:
 class SimExecutor:
     """Executor and client in one: virtual nodes, virtual clock, the same words as live."""
 
-    def __init__(self, costs: CostModel, *, work: Work | None = None, commit_every_steps: int = 0) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        work: Work | None = None,
+        commit_every_steps: int = 0,
+        grace_seconds: float = 30.0,
+    ) -> None:
         self.calendar = Calendar()
         self._costs = costs
         self._work = work or NoWork()
         self._commit_every_steps = commit_every_steps
+        self._grace_seconds = grace_seconds
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, Submission] = {}
         self._points: list[ProgressPoint] = []
@@ -259,26 +267,25 @@ class SimExecutor:
         key = (iteration, phase, start.group.node, start.group.generation)
         self._started[key] = self._started.get(key, 0) + 1
         for point in self._points:
-            if (str(point.iteration), point.phase, point.node) != key[:3] or point.event == "return":
+            if point.event == "return" or (str(point.iteration), point.phase, point.node) != key[:3]:
                 continue
-            if point.nth_request == self._started[key] and point.denoise_step > start.from_denoise_step:
+            step = point.denoise_step or 0
+            if point.nth_request == self._started[key] and step > start.from_denoise_step:
                 self._points.remove(point)
-                at = running.at_step(point.denoise_step)
-                if point.event == "notice":
-                    notice = Notice(
-                        node=start.group.node,
-                        incarnation=start.group.generation,
-                        seconds_left=point.seconds_left,
-                    )
-                    running.entries.append(self.calendar.add(at, notice))
-                else:
-                    kill = partial(self._lose, start.group.node, start.group.generation, "killed")
-                    running.entries.append(self.calendar.add(at, kill))
+                strike = partial(self._strike, point, start.group)
+                running.entries.append(self.calendar.add(running.at_step(step), strike))
                 return
+
+    def _strike(self, point: ProgressPoint, group: SPGroup) -> None:
+        if point.event == "kill":
+            self._lose(group.node, group.generation, "killed")
+        else:
+            left = self._grace_seconds if point.seconds_left is None else point.seconds_left
+            self.post(Notice(node=group.node, incarnation=group.generation, seconds_left=left))
 
     def _return_nodes(self, event: PhaseChanged) -> None:
         for point in [p for p in self._points if p.event == "return"]:
-            phase = "explore" if event.phase == "train" else event.phase
-            if (point.iteration, point.phase) == (event.iteration, phase) and point.node not in self._present:
+            begins = (event.iteration + 1, "explore") if event.phase == "train" else (event.iteration, event.phase)
+            if (point.iteration, point.phase) == begins and point.node not in self._present:
                 self._points.remove(point)
                 self.join(point.node, "spot", at=self.calendar.now)

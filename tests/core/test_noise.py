@@ -57,11 +57,12 @@ def test_noise_is_pinned_to_known_values() -> None:
 
 
 def test_batch_noise_does_not_depend_on_who_shares_the_batch() -> None:
-    whole = batch_noise(3, "2/1", [4, 9, 11], 6, (8, 64))
+    occurrences, seeds = ["2/1", "2/1", "5/0"], [4, 9, 4]
+    whole = batch_noise(3, occurrences, seeds, 6, (8, 64))
     assert whole.shape == (3, 8, 64)
     assert whole.dtype == torch.float32
-    for row, seed in enumerate([4, 9, 11]):
-        assert torch.equal(whole[row : row + 1], batch_noise(3, "2/1", [seed], 6, (8, 64)))
+    for row, (occurrence, seed) in enumerate(zip(occurrences, seeds, strict=True)):
+        assert torch.equal(whole[row], torch.from_numpy(seed_noise(3, occurrence, seed, 6, (8, 64))))
 
 
 def test_every_name_changes_the_noise() -> None:
@@ -74,7 +75,7 @@ def test_every_name_changes_the_noise() -> None:
 
 
 def test_noise_is_standard_normal() -> None:
-    noise = batch_noise(0, "0/0", range(200), INITIAL_NOISE, (8, 64)).numpy().astype(np.float64)
+    noise = batch_noise(0, ["0/0"] * 200, range(200), INITIAL_NOISE, (8, 64)).numpy().astype(np.float64)
     count = noise.size  # 102,400: the mean's standard error is 1/320, that of the variance sqrt(2)/320
     assert abs(noise.mean()) < 4 / np.sqrt(count)
     assert abs(noise.var() - 1.0) < 4 * np.sqrt(2 / count)

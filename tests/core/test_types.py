@@ -32,17 +32,21 @@ def test_effective_steps_are_those_that_are_computed() -> None:
     assert Fidelity(denoise_steps=10).effective_steps == 10
 
 
-def test_a_request_pickles_and_is_hashable() -> None:
+def test_a_request_pickles_is_hashable_and_names_the_prompt_of_each_row() -> None:
+    first, second = (Prompt(occurrence=f"3/{n}", text=f'A ticket that reads "{n}"') for n in (0, 1))
     request = GenerationRequest(
         id="3/rollout/0",
         kind="rollout",
-        prompt=Prompt(occurrence="3/0", text='A ticket that reads "407"'),
+        prompts=(first,),
         seeds=(1, 2),
         policy=PolicyVersion(label="old", number=3, digest="ab"),
         fidelity=Fidelity(denoise_steps=10),
     )
     assert pickle.loads(pickle.dumps(request)) == request
     assert len({request, dataclasses.replace(request), dataclasses.replace(request, seeds=(1, 3))}) == 2
+    assert request.prompt == first
+    assert request.row_prompts == (first, first)
+    assert dataclasses.replace(request, prompts=(first, second)).row_prompts == (first, second)
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.seeds = ()  # type: ignore[misc]
 

@@ -15,7 +15,7 @@ def test_knows_its_pools_and_refuses_others() -> None:
 
 @pytest.mark.parametrize("price", [-0.01, float("inf"), float("nan")])
 def test_refuses_prices_that_are_none(price: float) -> None:
-    with pytest.raises(BadInputError, match="prices.spot"):
+    with pytest.raises(BadInputError, match=r"prices\.spot"):
         PriceBook({"spot": price})
 
 

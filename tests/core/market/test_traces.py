@@ -56,7 +56,12 @@ def test_skypilot_counts_per_gap(tmp_path: Path) -> None:
 
 
 def test_parcae_lists_nodes(tmp_path: Path) -> None:
-    text = '[0, "add", {"nodes": ["a", "b"]}]\n[500, "no-op", {"nodes": []}]\n[1500, "remove", {"nodes": ["a"]}]\n'
+    rows = [
+        [0, "add", {"nodes": ["a", "b"]}],
+        [500, "no-op", {"nodes": []}],
+        [1500, "remove", {"nodes": ["a"]}],
+    ]
+    text = "\n".join(json.dumps(row) for row in rows)
     assert clock(written(tmp_path, text)).events == (
         (0.0, "add", "a"),
         (0.0, "add", "b"),
@@ -94,7 +99,7 @@ def test_refuses_with_the_line(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_refuses_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="cannot read trace .*missing.csv: check the path"):
+    with pytest.raises(BadInputError, match=r"cannot read trace .*missing\.csv: check the path"):
         read_trace(tmp_path / "missing.csv")
     (tmp_path / "bytes.csv").write_bytes(b"0,add,\xff\xfe")
     with pytest.raises(BadInputError, match=r"not UTF-8 \(byte 6\)"):

@@ -1,0 +1,133 @@
+"""DiffusionNFT: forward-process RL from final images alone (arXiv 2509.16117, alg. 1 and its code).
+
+With ``x_t = (1 - t) x0 + t eps``, an implicit positive and a negative policy::
+
+    v+ = beta v + (1 - beta) v_old        v- = (1 + beta) v_old - beta v
+
+each predicts ``x0 = x_t - t v``; rewards say how much to match the sample with the one or the other.
+
+Shape legend: B batch, S sequence, C channel, N noise levels of the chunk.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+
+from spotlight_core.config import NftConfig
+from spotlight_core.diffusion.model import DiffusionModel
+from spotlight_core.learning.losses.base import LossPart, TrainingChunk, frozen_copy
+
+WEIGHT_FLOOR = 1e-5
+
+
+def nft_loss(
+    v_BSC: torch.Tensor,
+    v_old_BSC: torch.Tensor,
+    x_t_BSC: torch.Tensor,
+    x0_BSC: torch.Tensor,
+    t_B: torch.Tensor,
+    advantages_B: torch.Tensor,
+    *,
+    beta: float,
+    max_advantage: float,
+) -> torch.Tensor:
+    """``A_max mean[(q l+ + (1 - q) l-) / beta]`` with ``q = clip(A / 2 A_max + 1/2, 0, 1)``; a scalar."""
+    q_B = (advantages_B / (2.0 * max_advantage) + 0.5).clamp(0.0, 1.0)
+    positive_B = _matching_loss(beta * v_BSC + (1 - beta) * v_old_BSC, x_t_BSC, x0_BSC, t_B)
+    negative_B = _matching_loss((1 + beta) * v_old_BSC - beta * v_BSC, x_t_BSC, x0_BSC, t_B)
+    return max_advantage * ((q_B * positive_B + (1 - q_B) * negative_B) / beta).mean()
+
+
+def _matching_loss(
+    v_BSC: torch.Tensor, x_t_BSC: torch.Tensor, x0_BSC: torch.Tensor, t_B: torch.Tensor
+) -> torch.Tensor:
+    """``mean((x0_hat - x0)^2) / stopgrad(mean |x0_hat - x0|)`` of each row.
+
+    The weight is taken in fp64: near 0 its floor would be lost in fp32 rounding.
+    """
+    error_BD = (x_t_BSC - t_B[:, None, None] * v_BSC - x0_BSC).flatten(1)
+    weight_B = error_BD.detach().double().abs().mean(1).clamp(min=WEIGHT_FLOOR)
+    return (error_BD**2).mean(1) / weight_B.float()
+
+
+def old_policy_decay(kind: Literal[0, 1, 2], optimizer_steps: int) -> float:
+    """How much of the old policy stays: 0; ``min(.001 n, .5)``; or 0 to step 75, then ``min(.0075 (n - 75), .999)``."""
+    if kind == 0:
+        return 0.0
+    if kind == 1:
+        return min(0.001 * optimizer_steps, 0.5)
+    return min(0.0075 * max(optimizer_steps - 75, 0), 0.999)
+
+
+class NftLoss:
+    """Keeps the old policy, which rolls out and explores, and the base model when it weighs in."""
+
+    rollout_label: Literal["old", "current"] = "old"
+    needs_log_probs = False
+
+    def __init__(
+        self, model: DiffusionModel, config: NftConfig, sigmas: np.ndarray, max_advantage: float
+    ) -> None:
+        """``sigmas`` is the rollout's noise schedule: training noise levels are its own timesteps."""
+        self.parts = config.timesteps_per_sample
+        self._config = config
+        self._levels = sigmas[:-1]
+        self._max_advantage = max_advantage
+        self._old = frozen_copy(model)
+        self._reference = frozen_copy(model) if config.kl_weight > 0 else None
+
+    def chunk_parts(
+        self, model: DiffusionModel, chunk: TrainingChunk, generator: np.random.Generator, *, on_policy: bool
+    ) -> Iterator[LossPart]:
+        """One part for each training noise level; levels are permuted per trajectory."""
+        x0_BSC = chunk.arrays["x0"]
+        text = model.encode(chunk.prompts)
+        levels_BN = generator.permuted(np.tile(self._levels, (len(x0_BSC), 1)), axis=1)
+        for part in range(self.parts):
+            t_B = torch.from_numpy(np.ascontiguousarray(levels_BN[:, part]))
+            noise_BSC = torch.from_numpy(generator.standard_normal(tuple(x0_BSC.shape), dtype=np.float32))
+            x_t_BSC = (1 - t_B[:, None, None]) * x0_BSC + t_B[:, None, None] * noise_BSC
+            yield self._part(model, chunk, x_t_BSC, t_B, text)
+
+    def _part(
+        self,
+        model: DiffusionModel,
+        chunk: TrainingChunk,
+        x_t_BSC: torch.Tensor,
+        t_B: torch.Tensor,
+        text: torch.Tensor,
+    ) -> LossPart:
+        v_BSC = model.velocity(x_t_BSC, t_B, text).float()
+        with torch.no_grad():
+            v_old_BSC = self._old.velocity(x_t_BSC, t_B, text).float()
+        loss = nft_loss(
+            v_BSC,
+            v_old_BSC,
+            x_t_BSC,
+            chunk.arrays["x0"],
+            t_B,
+            chunk.advantages_B,
+            beta=self._config.beta,
+            max_advantage=self._max_advantage,
+        )
+        if self._reference is None:
+            return LossPart(loss=loss, metrics={})
+        with torch.no_grad():
+            v_reference_BSC = self._reference.velocity(x_t_BSC, t_B, text).float()
+        distance = ((v_BSC - v_reference_BSC) ** 2).mean()
+        return LossPart(loss=loss + self._config.kl_weight * distance, metrics={"train/kl": distance.item()})
+
+    @torch.no_grad()
+    def end_iteration(self, weights: Mapping[str, torch.Tensor], optimizer_steps: int) -> None:
+        """``old <- eta old + (1 - eta) v``, once per iteration."""
+        eta = old_policy_decay(self._config.old_decay, optimizer_steps)
+        for name, old in self._old.transformer.state_dict().items():
+            old.mul_(eta).add_(weights[name].detach(), alpha=1.0 - eta)
+
+    def kept_weights(self) -> dict[str, torch.Tensor] | None:
+        return dict(self._old.transformer.state_dict())
+
+    def load_kept_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._old.transformer.load_state_dict(dict(weights), strict=True)

@@ -1,0 +1,163 @@
+"""MLflow: one run per training run, one writer, exactly one value per key and iteration.
+
+    iterations.jsonl (durable) ──► checkpoint (durable) ──► MLflow, with the record's own timestamp
+
+The log is the outbox: what a kill kept from MLflow is found on resume by comparing the log with the
+store, and sent then with the timestamps of the log.
+"""
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Read when mlflow is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from spotlight_core.config import RunConfig, flattened
+from spotlight_core.market.prices import PriceBook
+from tasks.run_folder import Record, RunFolder, file_lock, read_records
+
+EXPERIMENT = "spotlight"
+ARTIFACTS = ("recipe.json", "journal.jsonl", "iterations.jsonl", "decisions.jsonl", "report.html")
+_PARAM_LENGTH = 6000  # MLflow's own limit of a parameter value
+
+
+def tracking_uri(runs: Path) -> str:
+    return f"sqlite:///{runs / 'mlflow.db'}"
+
+
+def prepare(runs: Path) -> MlflowClient:
+    """The client of the runs' store; makes database and experiment once.
+
+    Under a lock: two first uses at once both migrate the empty database and one of them fails.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with file_lock(runs / ".mlflow.lock"):
+        client = MlflowClient(tracking_uri=tracking_uri(runs))
+        if client.get_experiment_by_name(EXPERIMENT) is None:
+            client.create_experiment(EXPERIMENT, artifact_location=(runs / "mlartifacts").as_uri())
+    return client
+
+
+def parameters(config: RunConfig) -> dict[str, str]:
+    """The flattened recipe, what names its trace, and the digest of its price table."""
+    trace = config.fleet.trace
+    return flattened(config) | {
+        "trace_id": trace.stem if trace else "none",
+        "prices_digest": PriceBook(config.prices).digest(),
+    }
+
+
+class TrackedRun:
+    """The MLflow run of one training run."""
+
+    def __init__(self, client: MlflowClient, run_id: str, folder: RunFolder) -> None:
+        self.run_id = run_id
+        self._client = client
+        self._folder = folder
+        self._present: set[tuple[str, int]] = set()
+
+    @classmethod
+    def open(
+        cls, config: RunConfig, folder: RunFolder, *, resume_id: str | None, tags: Mapping[str, str]
+    ) -> "TrackedRun":
+        """Begin a run, or continue ``resume_id``."""
+        client = prepare(folder.runs)
+        if resume_id is not None:
+            tracked = cls(client, resume_id, folder)
+            client.update_run(resume_id, status="RUNNING")
+            tracked._read_present()
+        else:
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            run = client.create_run(experiment.experiment_id, run_name=config.name)
+            tracked = cls(client, run.info.run_id, folder)
+            params = [Param(key, value[:_PARAM_LENGTH]) for key, value in parameters(config).items()]
+            client.log_batch(tracked.run_id, params=params)
+        tracked.tag(**tags)
+        return tracked
+
+    @property
+    def url_path(self) -> str:
+        """Where the run's page is on an MLflow server of this store."""
+        return f"/#/experiments/{self._client.get_run(self.run_id).info.experiment_id}/runs/{self.run_id}"
+
+    def tag(self, **tags: str) -> None:
+        self._client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def log_iteration(self, record: Record) -> None:
+        """Send one line of ``iterations.jsonl``; what the store holds already is left alone."""
+        step, stamp = record["iteration"], round(record["at"] * 1000)
+        fresh = {
+            key: value
+            for key, value in record["metrics"].items()
+            if value is not None and (key, step) not in self._present
+        }
+        if fresh:
+            metrics = [Metric(key, float(value), stamp, step) for key, value in fresh.items()]
+            self._client.log_batch(self.run_id, metrics=metrics, synchronous=True)
+            self._present.update((key, step) for key in fresh)
+
+    def catch_up(self) -> None:
+        """Send every line of the log that the store does not hold."""
+        for record in read_records(self._folder.iterations):
+            self.log_iteration(record)
+
+    def log_final(self, metrics: Mapping[str, float]) -> None:
+        """Metrics of the whole run, without an iteration."""
+        now = round(max((r["at"] for r in read_records(self._folder.iterations)), default=0.0) * 1000)
+        missing = {key: value for key, value in metrics.items() if (key, 0) not in self._present}
+        fresh = [Metric(key, value, now, 0) for key, value in missing.items()]
+        self._client.log_batch(self.run_id, metrics=fresh, synchronous=True)
+        self._present.update((metric.key, 0) for metric in fresh)
+
+    def log_artifacts(self, extra: Iterable[Path] = ()) -> None:
+        """The run folder's documents, image grids and ``extra`` files."""
+        documents = [self._folder.path / name for name in ARTIFACTS]
+        for path in documents + sorted(self._folder.images.glob("*.png")):
+            if path.exists():
+                self._client.log_artifact(self.run_id, str(path), "images" if path.suffix == ".png" else None)
+        for path in extra:
+            self._client.log_artifact(self.run_id, str(path), "weights")
+
+    def finish(self, status: str) -> None:
+        """FINISHED, FAILED or KILLED."""
+        self._client.set_terminated(self.run_id, status)
+
+    def values(self, key: str) -> list[Any]:
+        """Every stored ``(step, value, timestamp in ms)`` of a metric."""
+        return [(m.step, m.value, m.timestamp) for m in self._client.get_metric_history(self.run_id, key)]
+
+    def _read_present(self) -> None:
+        for key in self._client.get_run(self.run_id).data.metrics:
+            self._present.update((key, step) for step, _, _ in self.values(key))
+
+
+def exists(runs: Path, run_id: str) -> bool:
+    """The store of ``runs`` still knows the run (it may have been deleted by hand)."""
+    try:
+        return prepare(runs).get_run(run_id) is not None
+    except MlflowException:
+        return False
+
+
+def target_metrics(records: Iterable[Record], target: float) -> dict[str, float]:
+    """``usd_to_target`` and ``iterations_to_target`` at the first of two successive evaluations that
+    reach the target; empty when no such pair exists (a single crossing may be luck)."""
+    evaluated = [record for record in records if record.get("evaluation")]
+    for first, second in itertools.pairwise(evaluated):
+        if min(first["evaluation"]["score"], second["evaluation"]["score"]) >= target:
+            return {
+                "iterations_to_target": float(first["iteration"] + 1),
+                "usd_to_target": float(first["metrics"]["cost/usd_total"]),
+            }
+    return {}
