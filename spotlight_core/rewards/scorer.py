@@ -1,0 +1,235 @@
+"""Scoring in processes of their own, so that an OCR engine neither shares a GIL nor a crash with the run.
+
+    submit ──► queue ──► dispatcher thread ──► scorer process (spotlight_core.rewards.worker)
+       ▲                      │ crash, hang or error: restart, back off, retry, at last ScorerError
+       └──── Future ◄─────────┘
+
+A request is scored as one fixed batch, so the same image always gets the same reward.  Messages are
+a JSON line and raw pixels over pipes: nothing is unpickled.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tenacity
+
+from spotlight_core.config import RewardConfig
+from spotlight_core.errors import BadInputError, ScorerError
+
+ATTEMPTS = 4
+BACKOFF_SECONDS = (0.2, 5.0)  # first and largest wait between attempts
+REQUEST_SECONDS = 120.0  # a scorer that is silent this long is taken for hung and restarted
+CLOSE_SECONDS = 5.0
+
+Which = Literal["reward", "held_out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    which: Which
+    images: np.ndarray
+    prompts: tuple[str, ...]
+    future: "Future[list[float]]" = field(default_factory=Future)
+
+
+class ScorerPool:
+    """Scorer processes behind one queue; ``held_out`` is the reward that is never trained."""
+
+    def __init__(self, config: RewardConfig, held_out: RewardConfig | None, processes: int = 1) -> None:
+        """Starts the processes, which load and test themselves meanwhile (see ``check``)."""
+        rewards = {"reward": config} | ({"held_out": held_out} if held_out is not None else {})
+        self._names = {which: reward.type for which, reward in rewards.items()}
+        recipe = json.dumps({which: reward.model_dump(mode="json") for which, reward in rewards.items()})
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._closed = threading.Event()
+        self._submitting = threading.Lock()
+        self._processes = [_ScorerProcess(recipe) for _ in range(processes)]
+        self._threads = [
+            threading.Thread(target=self._dispatch, args=(process,), name=f"scorer-{number}", daemon=True)
+            for number, process in enumerate(self._processes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the scorers that run now."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def check(self) -> None:
+        """Wait until every scorer has loaded and passed its self-test on golden images.
+
+        Raises:
+            BadInputError: the recipe's reward cannot be built (a missing file or package).
+            ScorerError: the self-test failed.
+        """
+        for process in self._processes:
+            process.ensure_ready()
+
+    def submit(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
+        """Score images (uint8 ``[B, height, width, 3]``) under the trained reward."""
+        return self._submit("reward", images, prompts)
+
+    def submit_held_out(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
+        """Score images under the reward that is never trained."""
+        return self._submit("held_out", images, prompts)
+
+    def close(self) -> None:
+        """End the processes; what is still queued is cancelled.  Safe to call twice."""
+        with self._submitting:
+            self._closed.set()
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                job.future.cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for process in self._processes:
+            process.stop()
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
+
+    def _submit(self, which: Which, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
+        if which not in self._names:
+            raise ValueError("this pool was built without a held-out reward")
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(prompts):
+            raise ValueError(f"{images.dtype}{list(images.shape)} is not one uint8 image for each of {len(prompts)} prompts")
+        job = _Job(which=which, images=np.ascontiguousarray(images), prompts=tuple(prompts))
+        with self._submitting:  # a job put after close() drained the queue would never be answered
+            if self._closed.is_set():
+                raise ScorerError("the scorer pool is closed", "submit before the run ends")
+            self._jobs.put(job)
+        return job.future
+
+    def _dispatch(self, process: "_ScorerProcess") -> None:
+        while (job := self._jobs.get()) is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            try:
+                job.future.set_result(self._score(process, job))
+            except Exception as error:  # whatever it is belongs to whoever waits for the future
+                job.future.set_exception(error)
+
+    def _score(self, process: "_ScorerProcess", job: _Job) -> list[float]:
+        first, longest = BACKOFF_SECONDS
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(ATTEMPTS), tenacity.stop_when_event_set(self._closed)
+            ),
+            wait=tenacity.wait_exponential(multiplier=first, max=longest),
+            sleep=tenacity.sleep_using_event(self._closed),
+            retry=tenacity.retry_if_exception_type(_ScoringFailed),
+        )
+        try:
+            return retrying(process.score, job.which, job.images, job.prompts)
+        except tenacity.RetryError as error:
+            cause = error.last_attempt.exception()
+            raise ScorerError(
+                f"scorer {self._names[job.which]!r} failed {error.last_attempt.attempt_number} times ({cause})",
+                "fix the reward and continue with --resume; a failure is never counted as a score of 0",
+            ) from cause
+
+
+class _ScoringFailed(Exception):
+    """One attempt failed: the scorer raised, died or hung."""
+
+
+class _ScorerProcess:
+    """One child process, started when needed.  Used by one thread at a time (``_lock``)."""
+
+    def __init__(self, recipe: str) -> None:
+        self._recipe = recipe
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._ready = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    def ensure_ready(self) -> None:
+        """Wait for the self-test of a fresh child."""
+        with self._lock:
+            self._handshake()
+
+    def score(self, which: Which, images: np.ndarray, prompts: Sequence[str]) -> list[float]:
+        """One attempt.  ``_ScoringFailed`` may be retried; other errors may not."""
+        with self._lock:
+            if self._child is None or self._child.poll() is not None:
+                self._start()
+            self._handshake()
+            header = {"which": which, "prompts": list(prompts), "shape": list(images.shape)}
+            answer = self._exchange(json.dumps(header).encode() + b"\n" + images.tobytes())
+        if "error" in answer:
+            raise _ScoringFailed(answer["error"])
+        return [float(score) for score in answer["scores"]]
+
+    def stop(self) -> None:
+        """Close the child's input, which ends it; kill it when it does not listen."""
+        self._stopped = True
+        child = self._child
+        if child is None:
+            return
+        child.kill()  # it holds no state worth an orderly end, and may be deep in an OCR batch
+        child.wait(CLOSE_SECONDS)
+
+    def _start(self) -> None:
+        if self._stopped:
+            raise ScorerError("the scorer pool is closed", "submit before the run ends")
+        self._ready = False
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "spotlight_core.rewards.worker", self._recipe],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            process_group=0,  # a Ctrl-C at the terminal is the run's to handle, not the scorer's to die of
+        )
+        if self._stopped:  # stop() may have looked before this child existed
+            self._child.kill()
+
+    def _handshake(self) -> None:
+        if self._ready:
+            return
+        answer = self._exchange(b"")
+        if "error" in answer:
+            kind = BadInputError if answer.get("kind") == "BadInputError" else ScorerError
+            raise kind(answer["error"], answer.get("remedy", "fix the reward"))
+        self._ready = True
+
+    def _exchange(self, message: bytes) -> dict[str, Any]:
+        """Send and wait for one answer line; a silent child is killed, which ends the wait."""
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        watchdog = threading.Timer(REQUEST_SECONDS, child.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            child.stdin.write(message)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except (BrokenPipeError, OSError) as error:
+            raise _ScoringFailed(f"the scorer process died: {error}") from error
+        finally:
+            watchdog.cancel()
+        if not line.endswith(b"\n"):
+            raise _ScoringFailed(f"the scorer process ended with exit code {child.wait(CLOSE_SECONDS)}")
+        return json.loads(line)

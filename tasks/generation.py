@@ -1,0 +1,67 @@
+"""Requests under way, each scored as it arrives: denoising and scoring overlap within a phase."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from spotlight_core.executor.coordinator import Submission
+from spotlight_core.types import GenerationRequest
+
+Arrays = dict[str, np.ndarray]
+Score = Callable[[np.ndarray, Sequence[str]], "Future[list[float]]"]
+
+
+class Results(Protocol):
+    """Where the arrays of finished requests are until somebody takes them."""
+
+    def take(self, ref: str) -> Arrays: ...
+
+
+class Generation:
+    """A submission whose results are collected and scored; rows are in the order of each request's seeds.
+
+    Of each result only the arrays named in ``keep`` stay in memory.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        results: Results,
+        scorers: Mapping[str, Score],
+        keep: Collection[str] = (),
+    ) -> None:
+        self.requests: tuple[GenerationRequest, ...] = tuple(submission.requests.values())
+        self.arrays: dict[str, Arrays] = {}
+        self.collecting: asyncio.Task[None] | None = None
+        self._submission = submission
+        self._results = results
+        self._scorers = scorers
+        self._keep = keep
+        self._scores: dict[str, dict[str, asyncio.Future[list[float]]]] = {name: {} for name in scorers}
+
+    async def collect(self, *, allow_cancelled: bool = False) -> None:
+        """Until every request is done; hands each result to the scorers at once.
+
+        Raises:
+            FleetError: a request was given up (cancelled ones only unless ``allow_cancelled``).
+        """
+        async for request, ref in self._submission.results(allow_cancelled):
+            arrays = self._results.take(ref)
+            prompts = [prompt.text for prompt in request.row_prompts]
+            for name, score in self._scorers.items():
+                # The request is the scorer's batch: a batch of another make-up may differ in the last bits.
+                self._scores[name][request.id] = asyncio.wrap_future(score(arrays["images"], prompts))
+            self.arrays[request.id] = {key: value for key, value in arrays.items() if key in self._keep}
+
+    async def scores(self, name: str = "score") -> dict[str, list[float]]:
+        """Rewards by request id, of what was collected, in the order of submission."""
+        futures = self._scores[name]
+        return {request.id: await futures[request.id] for request in self.requests if request.id in futures}
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids without a result so far."""
+        return tuple(request.id for request in self.requests if request.id not in self.arrays)
