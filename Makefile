@@ -46,7 +46,7 @@ lint: $(STAMP) ## Style, types and the directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 .PHONY: format
 format: $(STAMP) ## Bring the code into the one style

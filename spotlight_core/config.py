@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spotlight_core.errors import BadInputError
 
@@ -213,7 +213,7 @@ class FleetConfig(Section):
     spot_nodes: int = Field(2, ge=0)
     """Nodes that roll out and explore, and may be taken away."""
     trace: Path | None = None
-    """Availability of the spot nodes, replayed; always there when absent."""
+    """Availability of the spot nodes, replayed; always there when absent or "none"."""
     trace_speedup: float = Field(60.0, gt=0)
     """Seconds of a clock-keyed trace that pass in one second of the run."""
     commit_every_steps: int = Field(0, ge=0)
@@ -226,6 +226,11 @@ class FleetConfig(Section):
     """Silence after which a lease is taken for lost."""
     memory_gib: float = Field(3.0, gt=0)
     """Memory that must be free before the run starts."""
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _no_trace(cls, value: Any) -> Any:
+        return None if value == NO_FILE else value
 
 
 class ServicesConfig(Section):
@@ -329,6 +334,7 @@ def find_recipe(recipe: str, beside: Path | None = None) -> Path:
     raise BadInputError(f"no recipe {recipe!r}", f"give a TOML file or one of {', '.join(recipe_names())}")
 
 
+NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
 _PATHS = (("data", "prompts"), ("fleet", "trace"), ("model", "weights"), ("reward", "file"))
 
 
@@ -340,7 +346,7 @@ def _read_tree(path: Path) -> dict[str, Any]:
         raise BadInputError(f"{path} is not valid TOML", str(error)) from error
     for section, key in _PATHS:
         value = tree.get(section, {}).get(key) if isinstance(tree.get(section), dict) else None
-        if isinstance(value, str):
+        if isinstance(value, str) and value != NO_FILE:
             tree[section][key] = str((path.parent / value).resolve())
     parent = tree.pop("extends", None)
     return _merged(_read_tree(find_recipe(parent, path.parent)), tree) if parent else tree
@@ -373,6 +379,8 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
     branch: dict[str, Any] = {}
     nested = branch
     *parents, leaf = key.strip().split(".")
+    if (*parents, leaf) in _PATHS and isinstance(value, str) and value != NO_FILE:
+        value = str(Path(value).resolve())
     for parent in parents:
         nested = nested.setdefault(parent, {})
     nested[leaf] = value

@@ -80,6 +80,13 @@ def overlap_share(
     return {"explore/overlap_share": sum(_common(part, windows["train"]) for part in exploration) / total}
 
 
+def remainder_seconds(windows: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """How long exploration went on after training had ended."""
+    if "explore" not in windows or "train" not in windows:
+        return {}
+    return {"seconds/remainder": max(0.0, windows["explore"][1] - windows["train"][1])}
+
+
 def _common(part: Segment, window: tuple[float, float]) -> float:
     return max(0.0, min(part.end, window[1]) - max(part.start, window[0]))
 

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,6 +166,11 @@ class RunFolder:
         """Make the folder and the places in it; harmless when they are there."""
         for place in (self.nodes, self.weights, self.checkpoints, self.tensor_store, self.images, self.logs):
             place.mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Delete the run and all it holds; its rows in shared stores stay."""
+        if self.exists():
+            shutil.rmtree(self.path)
 
     def holder(self) -> str | None:
         """The pid that holds the lock, None when nobody does."""

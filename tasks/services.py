@@ -25,8 +25,7 @@ STOP_SECONDS = 3.0
 CLIENT_SETTINGS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     "PREFECT_CLI_PROMPT": "false",
 }
@@ -66,6 +65,21 @@ def check_port(port: int, key: str) -> None:
                 f"{key} = {port}: the port is in use ({error.strerror})",
                 f"free it, or set {key} = 0 to take a free one",
             ) from error
+
+
+def check_answers(url: str) -> None:
+    """Fail early on a user's own Prefect API that does not answer.
+
+    Raises:
+        BadInputError: nothing healthy at ``url``.
+    """
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=5).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise BadInputError(
+            f"PREFECT_API_URL = {url} does not answer ({type(error).__name__})",
+            "start that server, or unset PREFECT_API_URL to use the embedded one",
+        ) from error
 
 
 def prefect_environment(runs: Path, port: int) -> dict[str, str]:

@@ -6,10 +6,9 @@ The log is the outbox: what a kill kept from MLflow is found on resume by compar
 store, and sent then with the timestamps of the log.
 """
 
-import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from mlflow.exceptions import MlflowException
 
 from spotlight_core.config import RunConfig, flattened
 from spotlight_core.market.prices import PriceBook
+from spotlight_core.simulator.compare import iterations_to_target
 from tasks.run_folder import Record, RunFolder, file_lock, read_records
 
 EXPERIMENT = "spotlight"
@@ -33,6 +33,14 @@ _PARAM_LENGTH = 6000  # MLflow's own limit of a parameter value
 
 def tracking_uri(runs: Path) -> str:
     return f"sqlite:///{runs / 'mlflow.db'}"
+
+
+def serve_command(runs: Path) -> str:
+    """The command that shows the runs' store in a browser."""
+    return (
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 127.0.0.1 --port 5000 --workers 1 "
+        f"--backend-store-uri {tracking_uri(runs)}"
+    )
 
 
 def prepare(runs: Path) -> MlflowClient:
@@ -150,14 +158,11 @@ def exists(runs: Path, run_id: str) -> bool:
         return False
 
 
-def target_metrics(records: Iterable[Record], target: float) -> dict[str, float]:
+def target_metrics(records: Sequence[Record], target: float) -> dict[str, float]:
     """``usd_to_target`` and ``iterations_to_target`` at the first of two successive evaluations that
     reach the target; empty when no such pair exists (a single crossing may be luck)."""
-    evaluated = [record for record in records if record.get("evaluation")]
-    for first, second in itertools.pairwise(evaluated):
-        if min(first["evaluation"]["score"], second["evaluation"]["score"]) >= target:
-            return {
-                "iterations_to_target": float(first["iteration"] + 1),
-                "usd_to_target": float(first["metrics"]["cost/usd_total"]),
-            }
-    return {}
+    crossed = iterations_to_target(list(records), target)
+    if crossed is None:
+        return {}
+    usd = next(r["metrics"]["cost/usd_total"] for r in records if r["iteration"] + 1 == crossed)
+    return {"iterations_to_target": float(crossed), "usd_to_target": float(usd)}

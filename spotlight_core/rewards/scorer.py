@@ -74,7 +74,10 @@ class ScorerPool:
             ScorerError: the self-test failed.
         """
         for process in self._processes:
-            process.ensure_ready()
+            try:
+                process.ensure_ready()
+            except _ScoringFailed as error:
+                raise ScorerError(f"a scorer did not start ({error})", "see the lines above for its own error") from error
 
     def submit(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
         """Score images (uint8 ``[B, height, width, 3]``) under the trained reward."""
@@ -180,13 +183,17 @@ class _ScorerProcess:
         return [float(score) for score in answer["scores"]]
 
     def stop(self) -> None:
-        """Close the child's input, which ends it; kill it when it does not listen."""
+        """Terminate the child, and kill it when it does not listen."""
         self._stopped = True
         child = self._child
         if child is None:
             return
-        child.kill()  # it holds no state worth an orderly end, and may be deep in an OCR batch
-        child.wait(CLOSE_SECONDS)
+        child.terminate()
+        try:
+            child.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
     def _start(self) -> None:
         if self._stopped:

@@ -11,8 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from spotlight_core.data.prompts import quoted_target
-from spotlight_core.diffusion.tiny.glyphs import WIDTH, draw, font
-from spotlight_core.diffusion.tiny.model import ALPHABET, check_text
+from spotlight_core.diffusion.tiny.glyphs import ALPHABET, WIDTH, check_text, draw, font
 
 SHIFTS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-2, -1, 0, 1, 2))
 MIN_CORRELATION = 0.3  # below it a position holds no digit, whichever template comes first

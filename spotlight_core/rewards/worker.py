@@ -29,6 +29,7 @@ PARENT_CHECK_SECONDS = 1.0
 def main() -> None:
     """Serve until stdin closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     _end_with_parent(os.getppid())
     # A reward's own prints must not land among the answers.
     answers = os.fdopen(os.dup(1), "wb")

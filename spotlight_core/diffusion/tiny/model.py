@@ -16,13 +16,11 @@ from diffusers import QwenImageTransformer2DModel
 from safetensors.torch import load_file, save_file
 
 from spotlight_core.data.prompts import quoted_target
-from spotlight_core.diffusion.tiny.glyphs import HEIGHT, WIDTH
+from spotlight_core.diffusion.tiny.glyphs import ALPHABET, HEIGHT, MAX_CHARACTERS, WIDTH, check_text
 from spotlight_core.errors import BadInputError
 
 PATCH = 8
 ROWS, COLUMNS = HEIGHT // PATCH, WIDTH // PATCH
-ALPHABET = "0123456789"
-MAX_CHARACTERS = 4
 TEXT_CHANNELS = 16  # one-hot characters, an end mark, unused
 END = len(ALPHABET)
 WEIGHTS = Path(__file__).parent / "tiny_qwen_image.safetensors"
@@ -40,16 +38,6 @@ def build_transformer() -> QwenImageTransformer2DModel:
         joint_attention_dim=TEXT_CHANNELS,
         axes_dims_rope=(8, 12, 12),
     )
-
-
-def check_text(text: str) -> str:
-    """``text`` if the embedded model can draw it; BadInputError otherwise."""
-    if not 1 <= len(text) <= MAX_CHARACTERS or set(text) - set(ALPHABET):
-        raise BadInputError(
-            f'the embedded model cannot draw "{text}"',
-            f"quote 1 to {MAX_CHARACTERS} of the characters {ALPHABET} in each prompt",
-        )
-    return text
 
 
 def embed_text(texts: Sequence[str]) -> torch.Tensor:

@@ -40,8 +40,7 @@ def _examples(
         text = "".join(generator.choice(list(ALPHABET), size=length))
         if text in held_out:
             continue
-        free = 0 if length == MAX_CHARACTERS else 1
-        images.append(draw(text, int(generator.integers(-free, free + 1)), int(generator.integers(-1, 2))))
+        images.append(draw(text, shift_y=int(generator.integers(0, 2))))
         replaced = generator.random(length) < caption_noise
         swaps = generator.choice(list(ALPHABET), size=length)
         captions.append("".join(s if r else c for c, s, r in zip(text, swaps, replaced, strict=True)))

@@ -1,0 +1,166 @@
+"""Running the flow and ending it: signals, exit, and nothing of the run left behind.
+
+The flow runs in a thread and the main thread only waits for signals: inside the flow's own thread
+Prefect would replace the SIGTERM handler, and a handler that raises anywhere in an event loop ends
+in whatever state it hit.
+
+    first SIGINT or SIGTERM   cancel the flow, close fleet, scorer and servers; checkpoints stay
+    second, or 10 s later     SIGKILL everything of the run and leave at once
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from flows.progress import Display
+from spotlight_core.config import RunConfig
+from spotlight_core.errors import SpotlightError
+from spotlight_core.executor.processes import reap
+from spotlight_core.types import Evaluation
+from tasks.recovery import held
+from tasks.run_folder import RunFolder, write_text
+from tasks.services import PrefectServer
+
+CLOSE_SECONDS = 10.0
+INTERRUPTED = 130
+
+
+class InterruptedRun(SpotlightError):
+    """Raised when a signal ended the run; it can be resumed."""
+
+    exit_code = INTERRUPTED
+
+
+def train(config: RunConfig, folder: RunFolder, *, resume: bool, display: Display) -> str:
+    """Run ``post-train`` to its end; returns the hash of the final weights.
+
+    Raises:
+        InterruptedRun: a signal ended it.
+        SpotlightError: whatever made it fail.
+    """
+    os.environ["SPOTLIGHT_RUN"] = folder.run_id  # every child inherits it, and is found by it
+    folder.create()
+    folder.acquire()
+    try:
+        if not resume:
+            write_text(folder.recipe, config.model_dump_json(indent=2) + "\n")
+        driver = _Driver(config, folder, display)
+        _supervise(driver, folder)
+        return driver.result()
+    finally:
+        folder.release()
+
+
+class _Driver:
+    """The thread that owns the run and its event loop."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, display: Display) -> None:
+        self._config = config
+        self._folder = folder
+        self._display = display
+        self._stop = threading.Event()
+        self._cancel: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._digest: str | None = None
+        self.thread = threading.Thread(target=self._run, name="driver", daemon=True)
+
+    def stop(self) -> None:
+        """Ask the run to end; returns at once."""
+        with self._lock:
+            self._stop.set()
+            if self._cancel is not None:
+                self._cancel()
+
+    def result(self) -> str:
+        if self._stop.is_set():
+            raise InterruptedRun(
+                f"run {self._folder.name} was interrupted", "continue it with --resume"
+            ) from self._error
+        if self._error is not None:
+            raise self._error
+        assert self._digest is not None
+        return self._digest
+
+    def _run(self) -> None:
+        # Imported here: these load torch, ray, prefect and mlflow, and `--help` must not.
+        from tasks.plant import Plant
+
+        plant = Plant(self._config, self._folder, self._display, self._stop)
+        try:
+            checkpoint = plant.start()
+            asyncio.run(self._flow(plant, checkpoint))
+        except BaseException as error:  # handed to the main thread, which raises it
+            self._error = error
+        finally:
+            plant.close()
+
+    async def _flow(self, plant: "object", checkpoint: "object") -> None:
+        from flows.post_train import post_train
+        from tasks.live_run import LiveRun, set_current_run
+
+        run = LiveRun(plant, checkpoint)  # type: ignore[arg-type]
+        set_current_run(run)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self._stop.is_set():
+                return
+        try:
+            await post_train(run=self._config.name, iterations=self._config.iterations)
+        finally:
+            with self._lock:
+                self._cancel = None
+        self._digest = run.weights_digest
+
+
+def _supervise(driver: _Driver, folder: RunFolder) -> None:
+    """Wait for the driver in the main thread; turn signals into an orderly or an immediate end."""
+    asked = threading.Event()
+
+    def leave_now() -> None:
+        reap(folder.run_id, grace_seconds=0)
+        os._exit(INTERRUPTED)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            leave_now()
+        asked.set()
+        driver.stop()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        driver.thread.start()
+        while driver.thread.is_alive() and not asked.is_set():
+            driver.thread.join(timeout=0.2)  # not without end: signal handlers run between two waits
+        driver.thread.join(timeout=CLOSE_SECONDS if asked.is_set() else None)
+        if driver.thread.is_alive():
+            leave_now()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def evaluate_run(config: RunConfig, folder: RunFolder, images: int | None) -> Evaluation:
+    """Score a run's newest evaluated weights, under an embedded API of its own.
+
+    Raises:
+        BadInputError: the run has no evaluated weights, is being trained, or has too few prompts.
+    """
+    with held(folder):
+        os.environ["SPOTLIGHT_RUN"] = folder.run_id
+        server = PrefectServer(folder, config.services.prefect_port)
+        try:
+            server.start()
+            from flows.evaluate import evaluate_policy, newest_evaluated
+
+            policy = newest_evaluated(folder)
+            count = images if images is not None else config.evaluation.final_images
+            return asyncio.run(evaluate_policy(config, folder, policy, count))
+        finally:
+            server.stop()
+            reap(folder.run_id)

@@ -1,0 +1,246 @@
+"""One live run, as the flow sees it: where to begin, what to write down after each iteration, how to end.
+
+The order of an iteration's durable writes is told in ``checkpoints``: logs, checkpoint, tracker.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from dataclasses import asdict
+
+from prefect import runtime
+
+from spotlight_core.diffusion.cpu import cpu_capability
+from spotlight_core.errors import SpotlightError
+from spotlight_core.types import Decision, Evaluation, IterationReport, RunState
+from spotlight_core.weights.digest import weights_digest
+from tasks import checkpoints
+from tasks.artifacts import (
+    ProgressArtifact,
+    image_artifact,
+    iteration_artifacts,
+    save_grid,
+    tracking_artifact,
+)
+from tasks.metrics import cost_metrics, evaluation_metrics, overlap_share, remainder_seconds
+from tasks.phases import LivePhases
+from tasks.plant import Plant
+from tasks.reporting import write_report
+from tasks.run_folder import Record, append_record, read_records
+from tasks.tracking import TrackedRun, serve_command, target_metrics
+
+BASE = -1  # the "iteration" of the base model's evaluation
+
+
+class LiveRun:
+    """State and bookkeeping of a run over its ``Plant``."""
+
+    def __init__(self, plant: Plant, checkpoint: checkpoints.Checkpoint | None) -> None:
+        self.plant = plant
+        self.config = plant.config
+        self.folder = plant.folder
+        self.weights_digest: str | None = None
+        self._checkpoint = checkpoint
+        self._state: RunState | None = None
+        self._record: Record | None = None
+        self._tracked: TrackedRun | None = None
+        self._progress: ProgressArtifact | None = None
+        self._began = plant.clock.now()
+
+    @property
+    def phases(self) -> LivePhases:
+        return self.plant.phases
+
+    @property
+    def state(self) -> RunState:
+        assert self._state is not None, "begin() comes first"
+        return self._state
+
+    @contextlib.asynccontextmanager
+    async def tracked(self) -> AsyncIterator[None]:
+        """The MLflow run around the loop; its end says how the loop ended."""
+        facts = self.folder.facts()
+        tags = {"prefect_flow_run_id": str(runtime.flow_run.id), "recipe": self.config.name}
+        tags |= {"epoch": str(self.plant.epoch), "cpu_capability": cpu_capability()}
+        self._tracked = await asyncio.to_thread(
+            TrackedRun.open, self.config, self.folder, resume_id=facts.get("mlflow_run_id"), tags=tags
+        )
+        self.folder.note(mlflow_run_id=self._tracked.run_id, **tags, status="running")
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, asyncio.CancelledError)
+            self._tracked.finish("KILLED" if interrupted else "FAILED")
+            self.folder.note(status="interrupted" if interrupted else "failed")
+            raise
+        else:
+            self._tracked.finish("FINISHED")
+        finally:
+            await self.phases.close()
+
+    # -- the loop's three stations --------------------------------------------------------------------
+
+    async def begin(self) -> RunState:
+        """The state to go on from: the last checkpoint's, or a new run's after the base evaluation."""
+        state = await (self._restore(self._checkpoint) if self._checkpoint else self._fresh())
+        self._state = state
+        self.plant.display.begin(state.iteration, self.config.iterations)
+        self._progress = await ProgressArtifact.begin(
+            self.config.name, state.iteration, self.config.iterations
+        )
+        assert self._tracked is not None
+        await tracking_artifact(
+            self.config.name, self._tracked.run_id, serve_command(self.folder.runs), self.folder.report
+        )
+        self._began = self.plant.clock.now()
+        return state
+
+    async def show(self, report: IterationReport) -> None:
+        """Measure the iteration and put its numbers and images on its Prefect page."""
+        now = self.plant.clock.now()
+        metrics = dict(report.metrics) | self.phases.measured | evaluation_metrics(report.evaluation)
+        metrics |= self.plant.ledger.read(lambda ledger: cost_metrics(ledger, now))
+        segments = self.plant.ledger.read(lambda ledger: ledger.segments(now))
+        metrics |= overlap_share(segments, self.phases.windows) | remainder_seconds(self.phases.windows)
+        metrics["seconds/iteration"] = now - self._began
+        self._began = now
+        self._record = self._line(
+            report.iteration, now, metrics, report.decision, report.evaluation, report.state
+        )
+        await iteration_artifacts(self.config.name, report, metrics)
+        if self.phases.gallery is not None:
+            seen = "held-out images" if report.evaluation else "rollouts"
+            await image_artifact(
+                self.config.name, self.phases.gallery, f"Iteration {report.iteration}: {seen}"
+            )
+
+    async def commit(self, report: IterationReport) -> RunState:
+        """Make the iteration durable; a kill at any line of this leaves one value per iteration."""
+        assert self._record is not None
+        assert self._record["iteration"] == report.iteration
+        await asyncio.to_thread(self._write_down, self._record, report.decision, report.state)
+        self._state = report.state
+        if self._progress is not None:
+            await self._progress.advance(report.state.iteration, report.evaluation)
+        self.plant.display.iteration(self._record)
+        return report.state
+
+    async def finish(self) -> None:
+        """End the fleet, so that the last dollar is counted, and write the report."""
+        self.plant.display.stage("writing the report")
+        await asyncio.to_thread(self._conclude)
+
+    # -- beginning ------------------------------------------------------------------------------------
+
+    async def _fresh(self) -> RunState:
+        self.plant.display.stage("evaluating the base model")
+        policy = await self.phases.publish_now(0)
+        evaluation = await self.phases.evaluate_now("base", 0, self.config.evaluation.final_images)
+        assert self.phases.gallery is not None
+        save_grid(self.phases.gallery, self.folder.images / "base.png")
+        state = RunState(iteration=0, policy=policy, batch=self.plant.planner.plain(0, 0), sampler_position=0)
+        now = self.plant.clock.now()
+        metrics = self.phases.measured | evaluation_metrics(evaluation)
+        metrics |= self.plant.ledger.read(lambda ledger: cost_metrics(ledger, now))
+        record = self._line(BASE, now, metrics, None, evaluation, state)
+        await asyncio.to_thread(self._write_down, record, None, state)
+        self.plant.display.iteration(record)
+        return state
+
+    async def _restore(self, checkpoint: checkpoints.Checkpoint) -> RunState:
+        self.plant.display.stage(f"resuming at iteration {checkpoint.state.iteration + 1}")
+        self.plant.trainer.load_state_tensors(checkpoint.tensors)
+        policy = await self.phases.publish_now(checkpoint.state.policy.number)
+        if policy != checkpoint.state.policy:
+            raise SpotlightError(
+                f"the restored policy is {policy.digest[:12]}, the checkpoint's was {checkpoint.state.policy.digest[:12]}",
+                "resume on the same packages and kind of machine, or start another --name",
+            )
+        assert self._tracked is not None
+        await asyncio.to_thread(self._tracked.catch_up)
+        return checkpoint.state
+
+    # -- durable writes -------------------------------------------------------------------------------
+
+    def _line(
+        self,
+        iteration: int,
+        now: float,
+        metrics: dict[str, float],
+        decision: Decision | None,
+        evaluation: Evaluation | None,
+        state: RunState,
+    ) -> Record:
+        return {
+            "iteration": iteration,
+            "at": now,
+            "metrics": metrics,
+            "decision": asdict(decision) if decision else None,
+            "evaluation": asdict(evaluation) if evaluation else None,
+            "state": asdict(state),
+        }
+
+    def _write_down(self, record: Record, decision: Decision | None, state: RunState) -> None:
+        if state.iteration == self.config.iterations and self.phases.gallery is not None:
+            save_grid(self.phases.gallery, self.folder.images / "final.png")
+        append_record(self.folder.iterations, record)
+        if decision is not None:
+            append_record(self.folder.decisions, asdict(decision))
+        checkpoints.save(self.folder, state, self.plant.trainer.state_tensors())
+        assert self._tracked is not None
+        self._tracked.log_iteration(record)
+        self._prune(state)
+
+    def _prune(self, state: RunState) -> None:
+        """Keep the weights of this and the previous checkpoint, and the last evaluated ones."""
+        records = list(read_records(self.folder.iterations))
+        numbers = {state.policy.number, state.policy.number - 1}
+        evaluated = [record["evaluation"]["policy"]["number"] for record in records if record["evaluation"]]
+        self.plant.prune_weights(rollout=numbers, evaluated=evaluated[-1:])
+
+    def _conclude(self) -> None:
+        tensors = self.plant.trainer.state_tensors()
+        # Raw and EMA weights: equal hashes of two runs say that they trained the same policy.
+        self.weights_digest = weights_digest(
+            {name: tensor for name, tensor in tensors.items() if name.startswith(("raw.", "ema."))}
+        )
+        self.plant.close_fleet()
+        assert self._tracked is not None
+        records = list(read_records(self.folder.iterations))
+        reached = target_metrics(records, self.config.evaluation.target)
+        self._tracked.log_final(reached)
+        self._tracked.tag(weights_digest=self.weights_digest)
+        self.folder.note(
+            status="finished",
+            weights_digest=self.weights_digest,
+            usd_total=self.plant.ledger.read(lambda ledger: ledger.usd(self.plant.clock.now())),
+            finished_at=time.time(),
+            **reached,
+        )
+        write_report(self.folder.path)
+        final = self.folder.weights / f"ema-{self.config.iterations}.safetensors"
+        self._tracked.log_artifacts([final])
+
+
+_CURRENT: ContextVar[LiveRun] = ContextVar("current_run")
+
+
+def set_current_run(run: LiveRun) -> None:
+    """Make ``run`` the one that flows started from this context work on."""
+    _CURRENT.set(run)
+
+
+def current_run() -> LiveRun:
+    """The run that this flow belongs to.
+
+    Raises:
+        SpotlightError: the flow was started by itself.
+    """
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise SpotlightError(
+            "this flow runs inside a run only", "start it with `spotlight train RECIPE`"
+        ) from None

@@ -1,0 +1,66 @@
+"""After a driver that did not say goodbye: end what it left, and bring its records to a state to go on from."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+
+from spotlight_core.events import Command, Event, from_dict, to_dict
+from spotlight_core.executor.fleet import bury_open_nodes
+from spotlight_core.executor.processes import reap
+from tasks.run_folder import RunFolder, drop_cut_line, read_records
+
+
+def sweep(folder: RunFolder) -> int:
+    """End the run's processes and write the stop records of nodes that could not; how many ended.
+
+    Needs the folder's lock: of a run that is still driven, everything would look like a leftover.
+    """
+    ended = reap(folder.run_id)
+    if folder.exists():
+        drop_cut_line(folder.journal)
+        for log in folder.nodes.glob("*.jsonl"):
+            drop_cut_line(log)
+        _journal_losses(folder)
+    return ended
+
+
+def journal_words(folder: RunFolder) -> Iterator[Event | Command]:
+    """Every event and command of the run so far, in order."""
+    for record in read_records(folder.journal):
+        yield from_dict(record)
+
+
+def last_position(folder: RunFolder) -> tuple[int, int]:
+    """Epoch and seq of the last event in the journal, ``(-1, 0)`` when there is none."""
+    position = (-1, 0)
+    for record in read_records(folder.journal):
+        if "seq" in record:
+            position = (record["epoch"], record["seq"])
+    return position
+
+
+def _journal_losses(folder: RunFolder) -> None:
+    """Nodes were paid for until they were ended just now: the ledger must hear of it."""
+    now = time.time()
+    losses = bury_open_nodes(folder.path, now)
+    if not losses:
+        return
+    epoch, seq = last_position(folder)
+    with folder.journal.open("a", encoding="utf-8") as journal:
+        for number, lost in enumerate(losses, start=seq + 1):
+            journal.write(json.dumps(to_dict(lost.stamped(now, number, max(epoch, 0)))) + "\n")
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Hold the run's lock.
+
+    Raises:
+        BadInputError: a living process has it.
+    """
+    folder.acquire()
+    try:
+        yield
+    finally:
+        folder.release()

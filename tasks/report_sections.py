@@ -1,0 +1,317 @@
+"""The report's words and tables as HTML.  Everything from a file passes through ``html.escape``."""
+
+import base64
+import html
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+
+from tasks.report_data import PairedMean, RunRecord, overlap_share, paired_mean
+from tasks.report_figures import ACTIVITIES, iteration_at
+
+PHASES = ("rollout", "reward", "train", "explore", "remainder", "publish", "evaluate", "iteration")
+REWARDS = {"ocr": "OCR score", "template": "template match", "jpeg_size": "JPEG size", "function": "reward"}
+
+
+def esc(value: object) -> str:
+    return html.escape(str(value))
+
+
+def usd(value: float | None) -> str:
+    """Dollars with three significant digits below ten."""
+    if value is None:
+        return "–"
+    if value >= 100:
+        return f"${value:,.0f}"
+    return f"${value:.2f}" if value >= 1 else f"${value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: range = range(0)) -> str:
+    """A table whose cells are HTML already; columns in ``numeric`` align right."""
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=num' if index in numeric else ''}>{value}</{tag}>"
+            for index, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def reward_name(run: RunRecord) -> str:
+    kind = run.recipe.get("reward", {}).get("type", "")
+    return REWARDS.get(kind, "score")
+
+
+def held_out_name(run: RunRecord) -> str:
+    kind = run.recipe.get("evaluation", {}).get("held_out_reward", {}).get("type", "")
+    return REWARDS.get(kind, "held-out score")
+
+
+def summary(run: RunRecord) -> str:
+    """The run in one sentence."""
+    loss = {"nft": "DiffusionNFT", "grpo": "Flow-GRPO"}.get(run.recipe.get("loss", {}).get("type", ""), "RL")
+    pools = {part.node: part.pool for part in run.segments}
+    spot = sum(pool == "spot" for pool in pools.values())
+    fleet = (
+        f" on {plural(len(pools) - spot, 'reserved node')} and {plural(spot, 'spot node')}" if pools else ""
+    )
+    took = f" in {duration(run.now - run.began)}" if run.now > run.began else ""
+    return f"{loss}, {plural(run.done, 'iteration')}{fleet}{took}."
+
+
+def _tile(label: str, value: str, note: str) -> str:
+    return (
+        f'<div class="tile"><h3>{esc(label)}</h3><p class="big">{value}</p><p class="note">{note}</p></div>'
+    )
+
+
+def _before_after(run: RunRecord, value: str) -> str:
+    if not run.points:
+        return "–"
+    first, last = getattr(run.points[0], value), getattr(run.points[-1], value)
+    if len(run.points) == 1:
+        return f"{first:.2f}"
+    return f'<span class="from">{first:.2f}</span><span class="arrow" aria-label="to">→</span>{last:.2f}'
+
+
+def tiles(run: RunRecord) -> str:
+    """The headline figures."""
+    images = f"{run.points[-1].images} images of unseen prompts" if run.points else "not evaluated yet"
+    crossing, target = run.crossing, run.target
+    reached = "–" if crossing is None else f"{crossing.iterations} <small>iterations</small>"
+    if crossing is not None:
+        reached_note = f"{usd(crossing.usd)} spent by then"
+    else:
+        reached_note = "not held in two evaluations" if run.points else "not evaluated yet"
+    split = " · ".join(
+        f"{esc(pool)} {usd(run.ledger.usd(run.now, pool))}"
+        for pool in sorted({part.pool for part in run.segments}, reverse=True)
+    )
+    hits = run.ledger.preemptions
+    noticed = sum(hit.cause == "notice" for hit in hits)
+    outcomes = [item.outcome for hit in hits for item in hit.in_flight]
+    resumed, recomputed = outcomes.count("resumed"), outcomes.count("recomputed")
+    others = len(outcomes) - resumed - recomputed
+    interrupted = f"{resumed} resumed midway · {recomputed} recomputed"
+    return "".join(
+        (
+            _tile(reward_name(run), _before_after(run, "score"), images),
+            _tile(f"{held_out_name(run)}", _before_after(run, "held_out"), "never trained on"),
+            _tile(f"target {target:g} reached in" if target is not None else "target", reached, reached_note),
+            _tile("cost", usd(run.usd) if run.segments else "–", split or "no ledger"),
+            _tile("preemptions", str(len(hits)), f"{noticed} with notice · {len(hits) - noticed} without"),
+            _tile(
+                "interrupted requests",
+                str(len(outcomes)),
+                interrupted + (f" · {others} other" if others else ""),
+            ),
+        )
+    )
+
+
+def notes(run: RunRecord) -> str:
+    """What the folder lacks."""
+    if not run.missing:
+        return ""
+    items = "".join(f"<li>{esc(note[0].upper() + note[1:])}.</li>" for note in run.missing)
+    return f'<aside class="notes"><strong>This report is incomplete.</strong><ul>{items}</ul></aside>'
+
+
+def pictures(run: RunRecord) -> str:
+    """The image grids before and after, and the check against speckle."""
+    found = []
+    after = f"after {plural(run.points[-1].iterations, 'iteration')}" if run.points else "after training"
+    for data, caption in ((run.base_image, "before training"), (run.final_image, after)):
+        if data is None:
+            found.append(
+                f'<figure><div class="absent">no images</div><figcaption>{esc(caption)}</figcaption></figure>'
+            )
+            continue
+        source = base64.b64encode(data).decode("ascii")
+        image = f'<img src="data:image/png;base64,{source}" alt="Grid of generated images {esc(caption)}">'
+        found.append(f"<figure>{image}<figcaption>{esc(caption)}</figcaption></figure>")
+    grey = ""
+    if len(run.points) > 1 and run.points[0].grey_share:
+        first, last = run.points[0].grey_share, run.points[-1].grey_share
+        change = f"Grey pixels {first:.3f} → {last:.3f} (× {last / first:.2f})"
+        grey = f'<p class="note">{change}: speckle that fools a reader would show here.</p>'
+    return f'<div class="pair">{"".join(found)}</div>{grey}'
+
+
+def timeline_words(run: RunRecord) -> str:
+    """What the timeline shows, measured."""
+    words = []
+    share = overlap_share(run.segments)
+    if share is not None:
+        words.append(f"{share:.0%} of the exploration ran while reserved nodes trained.")
+    means = [
+        f"{phase} {statistics.fmean(seconds):.1f}"
+        for phase in PHASES
+        if (seconds := [value for _, value in run.series(f"seconds/{phase}")])
+    ]
+    if means:
+        words.append(f"Mean seconds by phase: {' · '.join(means)}.")
+    return "".join(f"<p>{word}</p>" for word in words)
+
+
+def _stripe(activity: str, share: float) -> str:
+    style = f"width:{100 * share:.3f}%;background:var(--{activity})"
+    return f'<span style="{style}" title="{activity} {share:.1%}"></span>'
+
+
+def money(run: RunRecord) -> str:
+    """The ledger by pool."""
+    if not run.segments:
+        return "<p>No ledger: nothing was journalled.</p>"
+    unit, name = (60.0, "GPU-min") if run.now - run.began < 7200 else (3600.0, "GPU-h")
+    shown = [activity for activity in ACTIVITIES if any(part.activity == activity for part in run.segments)]
+    rows, bars = [], []
+    for pool in sorted({part.pool for part in run.segments}):
+        parts = [part for part in run.segments if part.pool == pool]
+        time = {a: sum(p.gpus * (p.end - p.start) for p in parts if p.activity == a) for a in shown}
+        total = sum(time.values())
+        nodes = len({(part.node, part.incarnation) for part in parts})
+        price = run.ledger.prices.usd_per_hour(pool)
+        cells = [f"{time[activity] / unit:.2f}" for activity in shown]
+        cost = run.ledger.usd(run.now, pool)
+        rows.append(
+            [
+                esc(pool),
+                str(nodes),
+                f"{total / unit:.2f}",
+                *cells,
+                f"{price:.2f}",
+                f"<strong>{cost:.4f}</strong>",
+            ]
+        )
+        stripes = "".join(_stripe(activity, time[activity] / total) for activity in shown if total)
+        bars.append(f'<div class="bar"><b>{esc(pool)}</b><div class="stripes">{stripes}</div></div>')
+    head = ["pool", "node lives", f"billed {name}", *shown, "USD/GPU-h", "USD"]
+    keys = "".join(f'<li><i style="background:var(--{a})"></i>{a}</li>' for a in shown)
+    total_row = ["all", "", "", *[""] * len(shown), "", f"<strong>{run.usd:.4f}</strong>"]
+    words = (
+        "<p>The nodes' own time at the recipe's prices; every node is billed from allocation to "
+        "revocation, idle or not.</p>"
+    )
+    ledger = table(head, [*rows, total_row], range(1, len(head)))
+    return f'{"".join(bars)}<ul class="keys">{keys}</ul>{ledger}{words}'
+
+
+def preemption_table(run: RunRecord) -> str:
+    """Every preemption: what was in flight, where it went on, what it cost."""
+    hits = run.ledger.preemptions
+    if not hits:
+        return "<p>No node was preempted.</p>"
+    pools = {(part.node, part.incarnation): part.pool for part in run.segments}
+    rows = []
+    for hit in hits:
+        at = hit.at - run.began
+        iteration = iteration_at(run, hit.at)
+        requests = "<br>".join(f"{esc(item.kind)} <code>{esc(item.request)}</code>" for item in hit.in_flight)
+        went_on = "<br>".join(
+            _went_on(item.outcome, item.from_denoise_step, item.node) for item in hit.in_flight
+        )
+        waits = [item.waited_seconds for item in hit.in_flight if item.waited_seconds is not None]
+        pool = pools.get((hit.node, hit.incarnation))
+        lost_usd = run.ledger.prices.usd_per_hour(pool) / 3600 * hit.lost_gpu_seconds if pool else 0.0
+        cost = f"{hit.lost_gpu_seconds:.2f} GPU-s, ${lost_usd:.5f}" if hit.lost_gpu_seconds else "nothing"
+        rows.append(
+            [
+                duration(at),
+                "–" if iteration is None else str(iteration),
+                esc(hit.node),
+                "notice" if hit.cause == "notice" else "killed, no notice",
+                requests or "nothing",
+                went_on or "–",
+                f"{max(waits):.2f} s" if waits else "–",
+                cost,
+            ]
+        )
+    head = ["at", "iteration", "node", "how", "in flight", "went on", "after", "work lost"]
+    steps = (
+        f"<p>About {run.ledger.denoise_steps_lost:.1f} denoise steps were thrown away in the whole run.</p>"
+    )
+    return table(head, rows) + steps
+
+
+def _went_on(outcome: str, step: int | None, node: str | None) -> str:
+    where = f" on {esc(node)}" if node else ""
+    if outcome == "resumed":
+        return f"resumed at denoise step {step}{where}"
+    said = {"recomputed": "recomputed from noise", "finished": "finished within the grace"}
+    return said.get(outcome, esc(outcome)) + where
+
+
+def exploration_words(run: RunRecord) -> str:
+    """What exploration brought, and whether its preview can be trusted."""
+    contrast = paired_mean(run, "explore/std_selected", "explore/std_unexplored")
+    words = []
+    if contrast is not None:
+        words.append(f"Selected minus plain reward std, paired by iteration: {_interval(contrast)}.")
+    skipped = round(sum(value for _, value in run.series("explore/audits_skipped")))
+    audits = [value for _, value in run.series("explore/rank_correlation")]
+    if audits:
+        mean = statistics.fmean(audits)
+        without = f", {skipped} skipped for constant rewards" if skipped else ""
+        words.append(f"Mean audited Spearman {mean:.2f} over {plural(len(audits), 'audit')}{without}.")
+    return (
+        "".join(f"<p>{word}</p>" for word in words)
+        or "<p>Exploration was off, or nothing was measured yet.</p>"
+    )
+
+
+def _interval(value: PairedMean) -> str:
+    return f"<b>{value.mean:+.3f}</b> (95 % {value.low:+.3f} to {value.high:+.3f}, {value.pairs} iterations)"
+
+
+def comparison(run: RunRecord, baseline: RunRecord | None) -> str:
+    """Cost to the target against a baseline: what iterations and what dollars per iteration contribute."""
+    if baseline is None:
+        return ""
+    ours, theirs = run.crossing, baseline.crossing
+    rows = [
+        [
+            esc(one.name),
+            "–" if at is None else str(at.iterations),
+            "–" if at is None else usd(at.usd),
+            "–" if at is None or not at.usd or not at.iterations else usd(at.usd / at.iterations),
+        ]
+        for one, at in ((run, ours), (baseline, theirs))
+    ]
+    words = "<p>One of the runs did not hold its target in two evaluations, so costs cannot be compared.</p>"
+    if ours and theirs and ours.usd and theirs.usd and ours.iterations and theirs.iterations:
+        iterations = ours.iterations / theirs.iterations
+        total = ours.usd / theirs.usd
+        words = (
+            f"<p>Cost to the target × {total:.2f} = iterations × {iterations:.2f}, times dollars per "
+            f"iteration × {total / iterations:.2f}.</p>"
+        )
+    head = ["run", "iterations to target", "USD to target", "USD per iteration"]
+    return f"<section><h2>Against {esc(baseline.name)}</h2>{table(head, rows, range(1, 4))}{words}</section>"
+
+
+def recipe(run: RunRecord) -> str:
+    """The resolved recipe and the run's identifiers."""
+    if not run.recipe:
+        return "<p>No recipe was saved.</p>"
+    text = esc(json.dumps(run.recipe, indent=2))
+    facts = [[esc(key), f"<code>{esc(value)}</code>"] for key, value in sorted(run.facts.items())]
+    shown = table(["fact", "value"], facts) if facts else ""
+    return (
+        f"<details><summary>Resolved recipe</summary><pre>{text}</pre></details>"
+        f"<details><summary>Run facts</summary>{shown}</details>"
+    )

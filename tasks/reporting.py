@@ -1,0 +1,66 @@
+"""The report of a run: one HTML file that opens anywhere, offline, from the run folder's files only."""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from tasks import report_sections as sections
+from tasks.report_data import RunRecord, read_run
+from tasks.report_figures import contrast_figure, correlation_figure, score_figure, timeline_figure
+from tasks.run_folder import RunFolder, write_text
+
+PAGE = Path(__file__).parent / "report_page.html"
+
+
+def _figures(run: RunRecord, baseline: RunRecord | None) -> str:
+    figures = {
+        "score_iterations": score_figure(run, "iterations", baseline),
+        "score_usd": score_figure(run, "usd", baseline),
+        "timeline": timeline_figure(run),
+        "contrast": contrast_figure(run),
+        "correlation": correlation_figure(run),
+    }
+    # A request's id or a file's name must not be able to end the script element.
+    return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _parts(run: RunRecord, baseline: RunRecord | None) -> dict[str, str]:
+    began = datetime.fromtimestamp(run.began, tz=UTC).strftime("%Y-%m-%d %H:%M UTC") if run.began else "never"
+    return {
+        "title": sections.esc(f"{run.name} · Spotlight run"),
+        "heading": sections.esc(run.name),
+        "summary": sections.esc(sections.summary(run)),
+        "notes": sections.notes(run),
+        "tiles": sections.tiles(run),
+        "pictures": sections.pictures(run),
+        "timeline": sections.timeline_words(run),
+        "comparison": sections.comparison(run, baseline),
+        "exploration": sections.exploration_words(run),
+        "money": sections.money(run),
+        "preemptions": sections.preemption_table(run),
+        "recipe": sections.recipe(run),
+        "footer": f"Begun {began}. Made from the run folder's own files.",
+        "figures": _figures(run, baseline),
+        "plotly": get_plotlyjs(),
+    }
+
+
+def write_report(run_folder: Path, *, baseline: Path | None = None) -> Path:
+    """Write ``report.html`` into a run folder and return its path.
+
+    ``baseline`` is another run's folder to compare with.  A run that stopped early gets a report
+    that says what it lacks.
+
+    Raises:
+        BadInputError: a folder holds no run, or one of its files cannot be read.
+    """
+    run = read_run(run_folder)
+    parts = _parts(run, None if baseline is None else read_run(baseline))
+    # One pass, so that text from the run that looks like a placeholder stays text.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], PAGE.read_text(encoding="utf-8"))
+    path = RunFolder(run_folder).report
+    write_text(path, page)
+    return path
