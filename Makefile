@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Spotlight needs 3.11 or newer: say make PYTHON=python3.11" >&2; exit 2; }
-	@echo "Setting up $(VENV) (once, about three minutes and 3 GB)..."
+	@echo "Setting up $(VENV) (once, three to six minutes and 3 GB)..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); echo "error: cannot make $(VENV): install venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'

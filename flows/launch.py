@@ -18,7 +18,7 @@ from types import FrameType
 from flows.progress import Display
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
-from spotlight_core.executor.processes import reap
+from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
 from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
@@ -41,7 +41,7 @@ def train(config: RunConfig, folder: RunFolder, *, resume: bool, display: Displa
         InterruptedRun: a signal ended it.
         SpotlightError: whatever made it fail.
     """
-    os.environ["SPOTLIGHT_RUN"] = folder.run_id  # every child inherits it, and is found by it
+    os.environ.update(run_environment(folder.run_id))  # every child inherits it, and is found by it
     folder.create()
     folder.acquire()
     try:
@@ -152,7 +152,7 @@ def evaluate_run(config: RunConfig, folder: RunFolder, images: int | None) -> Ev
         BadInputError: the run has no evaluated weights, is being trained, or has too few prompts.
     """
     with held(folder):
-        os.environ["SPOTLIGHT_RUN"] = folder.run_id
+        os.environ.update(run_environment(folder.run_id))
         server = PrefectServer(folder, config.services.prefect_port)
         try:
             server.start()

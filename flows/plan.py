@@ -28,12 +28,15 @@ def describe(config: RunConfig, folder: RunFolder) -> str:
         exploration = f"{arm.seeds_per_prompt} seeds a prompt at {arm.effective_steps} effective steps"
     rows = {
         "run": f"{config.name} in {folder.path}",
-        "training": f"{config.loss.type} on {config.reward.type}, {config.iterations} iterations, rng_seed {config.rng_seed}",
-        "batch": f"{data.prompts_per_iteration} prompts × {data.seeds_per_prompt} seeds, {config.sampler.denoise_steps} denoise steps",
+        "training": f"{config.loss.type} on {config.reward.type}, {config.iterations} iterations, "
+        f"rng_seed {config.rng_seed}",
+        "batch": f"{data.prompts_per_iteration} prompts × {data.seeds_per_prompt} seeds, "
+        f"{config.sampler.denoise_steps} denoise steps",
         "exploration": exploration,
         "iteration": counts + f", every {evaluation.every} {len(held_out)} evaluation requests",
         "prompts": f"{len(prompts)} from {config.data.prompts}",
-        "fleet": f"{fleet.reserved_nodes} reserved and {fleet.spot_nodes} spot nodes, trace {fleet.trace.name if fleet.trace else 'none'}",
+        "fleet": f"{fleet.reserved_nodes} reserved and {fleet.spot_nodes} spot nodes, "
+        f"trace {fleet.trace.name if fleet.trace else 'none'}",
         "price": f"${hourly:.2f} per hour with every node there",
         "decisions": config.decisions,
     }

@@ -9,6 +9,7 @@ import psutil
 
 from spotlight_core.config import FunctionRewardConfig, RunConfig, flattened
 from spotlight_core.data.prompts import quoted_target, read_prompts
+from spotlight_core.diffusion.tiny.glyphs import check_text
 from spotlight_core.errors import BadInputError
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.progress import ProgressTrace
@@ -35,14 +36,12 @@ def check_run(config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool
         BadInputError: the first fault, with its remedy.
     """
     check_folder(folder, resume=resume, fresh=fresh)
-    prompts = load_prompts(config)
+    _check_drawable(config, load_prompts(config))
     notes = _check_trace(config)
     PriceBook(config.prices)
     _check_files(config)
     _check_ports(config)
     _check_machine(config, folder)
-    # Last, since asking the model imports torch.
-    _check_drawable(config, prompts)
     return notes
 
 
@@ -97,7 +96,7 @@ def load_prompts(config: RunConfig) -> Prompts:
         wanted = getattr(config.evaluation, key)
         if wanted > len(prompts.test):
             raise BadInputError(
-                f"evaluation.{key} = {wanted} exceeds the {len(prompts.test)} prompts of {folder / 'test.txt'}",
+                f"evaluation.{key} = {wanted} exceeds the {len(prompts.test)} prompts of {folder}/test.txt",
                 "lower it or add prompts",
             )
     return prompts
@@ -124,11 +123,12 @@ def _check_trace(config: RunConfig) -> list[str]:
         return []
     trace = read_trace(path)
     if isinstance(trace, ProgressTrace):
-        known = {f"spot-{index}" for index in range(config.fleet.spot_nodes)}
+        known = [f"spot-{index}" for index in range(config.fleet.spot_nodes)]
+        fleet = ", ".join(known) or "no spot nodes"
         for point in trace.points:
             if point.node not in known:
                 raise BadInputError(
-                    f"{path} names node {point.node!r}, the fleet has {', '.join(sorted(known)) or 'no spot nodes'}",
+                    f"{path} names node {point.node!r}, the fleet has {fleet}",
                     "change the trace or fleet.spot_nodes",
                 )
     return [f"{path.name}: {repair}" for repair in trace.repairs]
@@ -166,7 +166,7 @@ def _check_machine(config: RunConfig, folder: RunFolder) -> None:
     free = psutil.virtual_memory().available / GIB
     if free < config.fleet.memory_gib:
         raise BadInputError(
-            f"{free:.1f} GiB of memory are free, the run needs fleet.memory_gib = {config.fleet.memory_gib:g}",
+            f"{free:.1f} GiB of memory are free, fleet.memory_gib = {config.fleet.memory_gib:g} are needed",
             "close other programs, use fewer nodes, or lower fleet.memory_gib if you know better",
         )
     disk = shutil.disk_usage(_existing(folder.path)).free / GIB
@@ -185,8 +185,6 @@ def _existing(path: Path) -> Path:
 
 def _check_drawable(config: RunConfig, prompts: Prompts) -> None:
     """Every prompt can be drawn by the recipe's model."""
-    from spotlight_core.diffusion.tiny.model import check_text
-
     for name, texts in (("train.txt", prompts.train), ("test.txt", prompts.test)):
         for prompt in texts:
             try:

@@ -233,5 +233,6 @@ def to_dict(word: Event | Command) -> dict[str, Any]:
 def from_dict(record: dict[str, Any]) -> Any:
     """The inverse of ``to_dict``; validates every field."""
     name = record["word"]
-    adapter = _ADAPTERS.setdefault(name, TypeAdapter(_WORDS[name]))
-    return adapter.validate_python({key: value for key, value in record.items() if key != "word"})
+    if name not in _ADAPTERS:  # setdefault would build a schema, 5 ms, for every word of a journal
+        _ADAPTERS[name] = TypeAdapter(_WORDS[name])
+    return _ADAPTERS[name].validate_python({key: value for key, value in record.items() if key != "word"})

@@ -154,8 +154,9 @@ class LiveRun:
         self.plant.trainer.load_state_tensors(checkpoint.tensors)
         policy = await self.phases.publish_now(checkpoint.state.policy.number)
         if policy != checkpoint.state.policy:
+            saved = checkpoint.state.policy.digest
             raise SpotlightError(
-                f"the restored policy is {policy.digest[:12]}, the checkpoint's was {checkpoint.state.policy.digest[:12]}",
+                f"the restored policy is {policy.digest[:12]}, the checkpoint's was {saved[:12]}",
                 "resume on the same packages and kind of machine, or start another --name",
             )
         assert self._tracked is not None

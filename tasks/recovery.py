@@ -1,4 +1,4 @@
-"""After a driver that did not say goodbye: end what it left, and bring its records to a state to go on from."""
+"""After a driver that did not say goodbye: end what it left, and bring its records into order."""
 
 import contextlib
 import json

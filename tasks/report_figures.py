@@ -7,15 +7,13 @@ serves light and dark.  One colour means one activity in every chart.
 from collections.abc import Sequence
 from typing import Any
 
-from spotlight_core.market.preemptions import Preemption
 from tasks.report_data import Point, RunRecord
 
 Figure = dict[str, Any]
-ACTIVITIES = ("rollout", "explore", "training", "evaluate", "audit", "lost", "idle")
 FONT = "ui-sans-serif, system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
 
 
-def _axis(title: str, **more: Any) -> Figure:
+def axis(title: str, **more: Any) -> Figure:
     return {
         "title": {"text": title, "standoff": 8, "font": {"size": 12, "color": "@muted"}},
         "gridcolor": "@line",
@@ -27,7 +25,7 @@ def _axis(title: str, **more: Any) -> Figure:
     }
 
 
-def _layout(**more: Any) -> Figure:
+def base_layout(**more: Any) -> Figure:
     return {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -50,6 +48,7 @@ def _line(name: str, points: Sequence[tuple[float, float]], color: str, hover: s
         "line": {"color": color, "width": more.pop("width", 2.5), "dash": more.pop("dash", "solid")},
         "marker": {"color": color, "size": more.pop("size", 7), "symbol": more.pop("symbol", "circle")},
         "hovertemplate": hover + "<extra>%{fullData.name}</extra>",
+        "cliponaxis": False,
         **more,
     }
 
@@ -103,9 +102,9 @@ def score_figure(run: RunRecord, by: str, baseline: RunRecord | None = None) -> 
     low = max(0.0, min([0.5, *values]) - 0.05)
     return {
         "data": data,
-        "layout": _layout(
-            xaxis=_axis(title, rangemode="tozero", **({} if by == "iterations" else {"tickprefix": "$"})),
-            yaxis=_axis("score", range=[low, top + 0.03]),
+        "layout": base_layout(
+            xaxis=axis(title, rangemode="tozero", **({} if by == "iterations" else {"tickprefix": "$"})),
+            yaxis=axis("score", range=[low, top + 0.03]),
             shapes=shapes,
             annotations=notes,
         ),
@@ -149,154 +148,6 @@ def _target_marks(run: RunRecord, by: str) -> tuple[list[Figure], list[Figure]]:
     return shapes, notes
 
 
-def time_unit(seconds: float) -> tuple[float, str]:
-    """Seconds in the unit that suits a run of this length, and the unit's name."""
-    if seconds < 1200:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if seconds < 4 * 3600 else (3600.0, "hours")
-
-
-def timeline_figure(run: RunRecord) -> Figure:
-    """Every node's billed life, with iteration bands and preemptions; a gap means no node."""
-    unit, name = time_unit(run.now - run.began)
-    rows = node_rows(run)
-    data = []
-    for activity in ACTIVITIES:
-        parts = [part for part in run.segments if part.activity == activity]
-        if parts:
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": activity,
-                    "y": [part.node for part in parts],
-                    "base": [round((part.start - run.began) / unit, 5) for part in parts],
-                    "x": [round((part.end - part.start) / unit, 5) for part in parts],
-                    "customdata": [
-                        [part.request or activity, round(part.end - part.start, 3)] for part in parts
-                    ],
-                    "marker": {"color": f"@{activity}", "line": {"width": 0}},
-                    "hovertemplate": "%{y}: %{customdata[0]}<br>%{customdata[1]} s<extra>"
-                    + activity
-                    + "</extra>",
-                }
-            )
-    data += _preemption_marks(run, unit)
-    shapes, notes = _iteration_bands(run, unit)
-    return {
-        "data": data,
-        "layout": _layout(
-            barmode="overlay",
-            bargap=0.34,
-            xaxis=_axis(
-                f"{name} since the run began", range=[0, (run.now - run.began) / unit], showgrid=False
-            ),
-            yaxis=_axis("", categoryorder="array", categoryarray=rows[::-1], fixedrange=True, showgrid=False),
-            legend={"orientation": "h", "x": 0, "y": 1.1, "yanchor": "bottom", "font": {"size": 12}},
-            margin={"l": 60, "r": 12, "t": 12, "b": 44},
-            height=150 + 62 * max(1, len(rows)),
-            shapes=shapes,
-            annotations=notes,
-            dragmode="pan",
-        ),
-        "windows": _windows(run, unit),
-    }
-
-
-def node_rows(run: RunRecord) -> list[str]:
-    """Nodes from top to bottom: reserved first, then by name."""
-    pools = {part.node: part.pool for part in run.segments}
-    return sorted(pools, key=lambda node: (pools[node] != "reserved", len(node), node))
-
-
-def _preemption_marks(run: RunRecord, unit: float) -> list[Figure]:
-    marks = []
-    for cause, symbol, label in (("notice", "triangle-down", "notice"), ("killed", "x", "killed")):
-        hits = [hit for hit in run.ledger.preemptions if hit.cause == cause]
-        if hits:
-            marks.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": label,
-                    "x": [(hit.at - run.began) / unit for hit in hits],
-                    "y": [hit.node for hit in hits],
-                    "customdata": [[in_flight_words(hit)] for hit in hits],
-                    "marker": {
-                        "symbol": symbol,
-                        "size": 13,
-                        "color": "@ink",
-                        "line": {"color": "@card", "width": 1.5},
-                    },
-                    "hovertemplate": "%{y}: %{customdata[0]}<extra>" + label + "</extra>",
-                }
-            )
-    return marks
-
-
-def in_flight_words(hit: Preemption) -> str:
-    """What a preemption interrupted, in one line."""
-    words = []
-    for item in hit.in_flight:
-        where = f" on {item.node}" if item.node else ""
-        step = f" at denoise step {item.from_denoise_step}" if item.from_denoise_step else ""
-        words.append(f"{item.request} {item.outcome}{step}{where}")
-    return "; ".join(words) or "nothing in flight"
-
-
-def iteration_spans(run: RunRecord) -> list[tuple[int, float, float]]:
-    """``(iteration, start, end)`` in seconds since the run began."""
-    ends = [(record["iteration"], record["at"] - run.began) for record in run.iterations]
-    if not ends:
-        return []
-    began = run.facts.get("training_began_at")
-    first = 0.0 if began is None else began - run.began
-    starts = [first, *(end for _, end in ends)]
-    return [(number, start, end) for (number, end), start in zip(ends, starts, strict=False)]
-
-
-def iteration_at(run: RunRecord, at: float) -> int | None:
-    """The iteration that ran at a time of the journal, None outside of all."""
-    spans = iteration_spans(run)
-    return next((number for number, start, end in spans if start <= at - run.began <= end), None)
-
-
-def _iteration_bands(run: RunRecord, unit: float) -> tuple[list[Figure], list[Figure]]:
-    spans = iteration_spans(run)
-    every = max(1, -(-len(spans) // 16))
-    shapes, notes = [], []
-    if spans:
-        place = {"xref": "paper", "x": 0, "xanchor": "right", "y": 1, "yref": "paper", "yanchor": "bottom"}
-        small = {"size": 10, "color": "@muted"}
-        notes.append({**place, "text": "iteration ", "showarrow": False, "font": small})
-    for number, start, end in spans:
-        if number % 2 == 0:
-            edge = {"x0": start / unit, "x1": end / unit, "y0": 0, "y1": 1, "yref": "paper"}
-            shapes.append(
-                {"type": "rect", **edge, "fillcolor": "@band", "line": {"width": 0}, "layer": "below"}
-            )
-        if number % every == 0:
-            place = {"x": (start + end) / 2 / unit, "y": 1, "yref": "paper", "yanchor": "bottom"}
-            notes.append(
-                {**place, "text": str(number), "showarrow": False, "font": {"size": 10, "color": "@muted"}}
-            )
-    return shapes, notes
-
-
-def _windows(run: RunRecord, unit: float) -> list[dict[str, Any]]:
-    """Stretches worth a closer look: around each preemption, about two iterations wide."""
-    whole = (run.now - run.began) / unit
-    lengths = [end - start for _, start, end in iteration_spans(run)]
-    width = (sum(lengths) / len(lengths) if lengths else 10.0) * 2 / unit
-    windows = [{"label": "whole run", "range": [0.0, whole]}]
-    for hit in run.ledger.preemptions[:6]:
-        at = (hit.at - run.began) / unit
-        windows.append(
-            {"label": f"{hit.node} {hit.cause}", "range": [max(0.0, at - width / 2), at + width / 2]}
-        )
-    return windows
-
-
 def contrast_figure(run: RunRecord) -> Figure:
     """Reward std of the trained groups: explored against plain seeds of the same iterations."""
     hover = "iteration %{x}<br>std %{y:.3f}"
@@ -307,8 +158,8 @@ def contrast_figure(run: RunRecord) -> Figure:
             _line("plain seeds", plain, "@faint", hover, dash="dash", symbol="diamond", size=5, width=2),
             _line("selected seeds", selected, "@explore", hover, size=6),
         ],
-        "layout": _layout(
-            xaxis=_axis("iterations"), yaxis=_axis("reward std of a group", rangemode="tozero"), height=270
+        "layout": base_layout(
+            xaxis=axis("iterations"), yaxis=axis("reward std of a group", rangemode="tozero"), height=270
         ),
     }
 
@@ -327,9 +178,9 @@ def correlation_figure(run: RunRecord) -> Figure:
     low = min([0.0, *(value for _, value in audits)])
     return {
         "data": [_line("audited prompts", audits, "@audit", hover, mode="markers", size=9)],
-        "layout": _layout(
-            xaxis=_axis("iterations", rangemode="tozero"),
-            yaxis=_axis("Spearman", range=[low - 0.05, 1.05]),
+        "layout": base_layout(
+            xaxis=axis("iterations", rangemode="tozero"),
+            yaxis=axis("Spearman", range=[low - 0.05, 1.05]),
             shapes=shapes,
             showlegend=False,
             height=270,

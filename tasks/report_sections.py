@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from tasks.report_data import PairedMean, RunRecord, overlap_share, paired_mean
-from tasks.report_figures import ACTIVITIES, iteration_at
+from tasks.report_timeline import ACTIVITIES, closed_pause, iteration_at
 
 PHASES = ("rollout", "reward", "train", "explore", "remainder", "publish", "evaluate", "iteration")
 REWARDS = {"ocr": "OCR score", "template": "template match", "jpeg_size": "JPEG size", "function": "reward"}
@@ -73,7 +73,8 @@ def summary(run: RunRecord) -> str:
     return f"{loss}, {plural(run.done, 'iteration')}{fleet}{took}."
 
 
-def _tile(label: str, value: str, note: str) -> str:
+def _tile(label: str, value: str, *parts: str) -> str:
+    note = " · ".join(part.replace(" ", "&nbsp;") if len(parts) > 1 else part for part in parts)
     return (
         f'<div class="tile"><h3>{esc(label)}</h3><p class="big">{value}</p><p class="note">{note}</p></div>'
     )
@@ -97,28 +98,23 @@ def tiles(run: RunRecord) -> str:
         reached_note = f"{usd(crossing.usd)} spent by then"
     else:
         reached_note = "not held in two evaluations" if run.points else "not evaluated yet"
-    split = " · ".join(
-        f"{esc(pool)} {usd(run.ledger.usd(run.now, pool))}"
-        for pool in sorted({part.pool for part in run.segments}, reverse=True)
-    )
+    pools = sorted({part.pool for part in run.segments}, reverse=True)
+    split = [f"{esc(pool)} {usd(run.ledger.usd(run.now, pool))}" for pool in pools] or ["no ledger"]
     hits = run.ledger.preemptions
     noticed = sum(hit.cause == "notice" for hit in hits)
     outcomes = [item.outcome for hit in hits for item in hit.in_flight]
     resumed, recomputed = outcomes.count("resumed"), outcomes.count("recomputed")
-    others = len(outcomes) - resumed - recomputed
-    interrupted = f"{resumed} resumed midway · {recomputed} recomputed"
+    went_on = [f"{resumed} resumed midway", f"{recomputed} recomputed"]
+    if len(outcomes) > resumed + recomputed:
+        went_on.append(f"{len(outcomes) - resumed - recomputed} other")
     return "".join(
         (
             _tile(reward_name(run), _before_after(run, "score"), images),
-            _tile(f"{held_out_name(run)}", _before_after(run, "held_out"), "never trained on"),
+            _tile(held_out_name(run), _before_after(run, "held_out"), "never trained on"),
             _tile(f"target {target:g} reached in" if target is not None else "target", reached, reached_note),
-            _tile("cost", usd(run.usd) if run.segments else "–", split or "no ledger"),
-            _tile("preemptions", str(len(hits)), f"{noticed} with notice · {len(hits) - noticed} without"),
-            _tile(
-                "interrupted requests",
-                str(len(outcomes)),
-                interrupted + (f" · {others} other" if others else ""),
-            ),
+            _tile("cost", usd(run.usd) if run.segments else "–", *split),
+            _tile("preemptions", str(len(hits)), f"{noticed} with notice", f"{len(hits) - noticed} without"),
+            _tile("interrupted requests", str(len(outcomes)), *went_on),
         )
     )
 
@@ -165,6 +161,11 @@ def timeline_words(run: RunRecord) -> str:
     ]
     if means:
         words.append(f"Mean seconds by phase: {' · '.join(means)}.")
+    if run.segments:
+        pause = f"{closed_pause(run):.2g} s"
+        words.append(
+            f"The whole run is drawn with pauses under {pause} closed; zoom in to see every request."
+        )
     return "".join(f"<p>{word}</p>" for word in words)
 
 
@@ -256,22 +257,23 @@ def _went_on(outcome: str, step: int | None, node: str | None) -> str:
     return said.get(outcome, esc(outcome)) + where
 
 
-def exploration_words(run: RunRecord) -> str:
-    """What exploration brought, and whether its preview can be trusted."""
+def contrast_words(run: RunRecord) -> str:
+    """How much more the selected groups differ than plain ones."""
     contrast = paired_mean(run, "explore/std_selected", "explore/std_unexplored")
-    words = []
-    if contrast is not None:
-        words.append(f"Selected minus plain reward std, paired by iteration: {_interval(contrast)}.")
+    if contrast is None:
+        return "<p>Exploration was off, or too little was measured.</p>"
+    return f"<p>Selected minus plain, paired by iteration: {_interval(contrast)}.</p>"
+
+
+def correlation_words(run: RunRecord) -> str:
+    """Whether exploration's ranking of seeds, under the weights before, can be trusted."""
     skipped = round(sum(value for _, value in run.series("explore/audits_skipped")))
+    without = f" Skipped for constant rewards: {skipped}." if skipped else ""
     audits = [value for _, value in run.series("explore/rank_correlation")]
-    if audits:
-        mean = statistics.fmean(audits)
-        without = f", {skipped} skipped for constant rewards" if skipped else ""
-        words.append(f"Mean audited Spearman {mean:.2f} over {plural(len(audits), 'audit')}{without}.")
-    return (
-        "".join(f"<p>{word}</p>" for word in words)
-        or "<p>Exploration was off, or nothing was measured yet.</p>"
-    )
+    if not audits:
+        return f"<p>No audit gave a correlation.{without}</p>"
+    mean = f"<b>{statistics.fmean(audits):.2f}</b> over {plural(len(audits), 'audit')}"
+    return f"<p>Spearman of exploration against rollout, mean {mean}.{without}</p>"
 
 
 def _interval(value: PairedMean) -> str:

@@ -9,7 +9,8 @@ from plotly.offline import get_plotlyjs
 
 from tasks import report_sections as sections
 from tasks.report_data import RunRecord, read_run
-from tasks.report_figures import contrast_figure, correlation_figure, score_figure, timeline_figure
+from tasks.report_figures import contrast_figure, correlation_figure, score_figure
+from tasks.report_timeline import closed_pause, every_segment, joined_segments, timeline_figure
 from tasks.run_folder import RunFolder, write_text
 
 PAGE = Path(__file__).parent / "report_page.html"
@@ -19,7 +20,8 @@ def _figures(run: RunRecord, baseline: RunRecord | None) -> str:
     figures = {
         "score_iterations": score_figure(run, "iterations", baseline),
         "score_usd": score_figure(run, "usd", baseline),
-        "timeline": timeline_figure(run),
+        "timeline": timeline_figure(run, every_segment(run)),
+        "timeline_whole": timeline_figure(run, joined_segments(run, closed_pause(run))),
         "contrast": contrast_figure(run),
         "correlation": correlation_figure(run),
     }
@@ -38,7 +40,8 @@ def _parts(run: RunRecord, baseline: RunRecord | None) -> dict[str, str]:
         "pictures": sections.pictures(run),
         "timeline": sections.timeline_words(run),
         "comparison": sections.comparison(run, baseline),
-        "exploration": sections.exploration_words(run),
+        "contrast": sections.contrast_words(run),
+        "correlation": sections.correlation_words(run),
         "money": sections.money(run),
         "preemptions": sections.preemption_table(run),
         "recipe": sections.recipe(run),

@@ -1,6 +1,6 @@
 """Writes run folders that are true to the layout, from a schedule that repeats a few phases.
 
-    rollout (3 s, all nodes) ─► train (2.4 s, reserved) + explore (spot) ─► publish ─► every 4th: evaluate
+rollout (3 s, all nodes) ─► train (2.4 s, reserved) + explore (spot) ─► publish ─► every 4th: evaluate
 """
 
 import io
@@ -213,15 +213,23 @@ def write_run(folder: Path, iterations: int = 24) -> Path:
             at = play(journal, there, iteration, "evaluate", 3, at)
             found = evaluation(iteration + 1, 400 if iteration == 23 else 96)
         usd = usd_so_far(journal, at)
-        lines.append({"iteration": iteration, "at": at, "metrics": metrics(iteration, usd), "evaluation": found})
-    if iterations == RECIPE["iterations"]:
-        for node in NODES:
-            if node not in away:
-                journal.node("stop", node, at + 0.4, "shutdown")
+        lines.append(
+            {"iteration": iteration, "at": at, "metrics": metrics(iteration, usd), "evaluation": found}
+        )
+    last = [node for node in NODES if node not in away]
+    close(journal, last if iterations == RECIPE["iterations"] else [], at + 0.4)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "iterations.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def close(journal: Journal, nodes: Iterable[str], at: float) -> None:
+    """Stop the nodes of a run that ended (a cut-off one stops none), and write the rest of its files."""
+    folder = journal.folder
+    for node in nodes:
+        journal.node("stop", node, at, "shutdown")
         (folder / "images" / "final.png").write_bytes(grid(24))
     (folder / "images" / "base.png").write_bytes(grid(0))
     journal.save()
     (folder / "recipe.json").write_text(json.dumps(RECIPE), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps({"mlflow_run_id": "f00d", "epoch": 1}), encoding="utf-8")
-    (folder / "iterations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return folder

@@ -1,0 +1,277 @@
+"""The run's own Ray cluster on this machine: a head, and one raylet per node of the fleet.
+
+Started through the classes that ``ray start`` itself uses: that command adds an autoscaler, a client
+server on a fixed port and an API server, none of which is used here, and takes a process of two CPU
+seconds a node.  Everything listens on 127.0.0.1 and asks for the run's token.
+
+Each node's processes carry the node's name, so that a kill takes the whole node at once, as a
+reclaimed machine would go.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import spotlight_core
+from spotlight_core.errors import BadInputError, FleetError
+from spotlight_core.executor.processes import (
+    NODE_VARIABLE,
+    end_processes,
+    ray_folder,
+    remove_folder,
+    run_environment,
+    run_processes,
+)
+
+HOST = "127.0.0.1"
+OBJECT_STORE_BYTES = 80 * 2**20  # results travel inline; Ray refuses less than 75 MiB
+INLINE_BYTES = 32 * 2**20  # a result must not stay behind on a node that may be killed next
+HEAD = ("head", 0)
+
+
+def check_port_free(port: int) -> None:
+    """BadInputError when ``port`` of this machine is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise BadInputError(
+                f"port {port} cannot be used ({error.strerror})",
+                "set services.ray_port to another port, or to 0 for a free one",
+            ) from error
+
+
+def node_resource(name: str, incarnation: int) -> str:
+    """The custom resource that pins an actor to its node."""
+    return f"node:{name}-{incarnation}"
+
+
+class RayCluster:
+    """See the module's text.  ``port`` is the head's; 0 picks a free one."""
+
+    def __init__(self, run_id: str, temp_folder: Path | None = None, port: int = 0) -> None:
+        self.run_id = run_id
+        self.folder = temp_folder or ray_folder(run_id)
+        self._port = port
+        self._nodes: dict[tuple[str, int], Any] = {}
+        self._lock = threading.Lock()
+        self._former_environment: dict[str, str | None] = {}
+        self._connected = False
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the head."""
+        return str(self._nodes[HEAD].gcs_address)
+
+    def start_head(self) -> None:
+        """Start the head, with nothing on it that could run work.
+
+        Raises:
+            BadInputError: the port is taken, or the temporary folder is another user's.
+            FleetError: Ray does not come up.
+        """
+        if self._port:
+            check_port_free(self._port)
+        self._make_folder()
+        self._enter_environment()
+        with self._lock:
+            self._nodes[HEAD] = self._boot(*HEAD, {"gcs_server_port": self._port, "no_monitor": True})
+
+    def connect(self) -> None:
+        """Make this process a driver of the cluster."""
+        import ray
+
+        with _signal_handlers_kept():
+            ray.init(
+                address=self.address,
+                namespace=self.run_id,
+                log_to_driver=False,
+                configure_logging=False,
+                _node_ip_address=HOST,
+            )
+        self._connected = True
+
+    def add_node(self, name: str, incarnation: int) -> int:
+        """Start a node and return its raylet's pid once it is registered; several may boot at once.
+
+        Raises:
+            FleetError: the node does not come up.
+        """
+        node = self._boot(name, incarnation, {"gcs_address": self.address, "node_manager_port": 0})
+        with self._lock:
+            self._nodes[name, incarnation] = node
+        return _raylet(node).pid
+
+    def alive(self, name: str, incarnation: int) -> bool:
+        """Whether the node's raylet runs."""
+        node = self._nodes.get((name, incarnation))
+        return node is not None and _raylet(node).poll() is None
+
+    def kill_node(self, name: str, incarnation: int) -> None:
+        """SIGKILL the node's whole process tree, as a machine would go; none is fine too."""
+        self._end(name, incarnation, terminate_seconds=0.0)
+
+    def remove_node(self, name: str, incarnation: int) -> None:
+        """Let the raylet sign off, then end what is left."""
+        self._end(name, incarnation, terminate_seconds=2.0)
+
+    def stop(self) -> None:
+        """End every node and the head, and remove the temporary folder; safe to call twice."""
+        if self._connected:
+            import ray
+
+            self._connected = False
+            ray.shutdown()
+        for name, incarnation in sorted(self._nodes, key=lambda key: key == HEAD):
+            self.kill_node(name, incarnation)
+        remove_folder(self.folder)
+        self._leave_environment()
+
+    # -- starting -------------------------------------------------------------------------------------
+
+    def _boot(self, name: str, incarnation: int, extra: dict[str, Any]) -> Any:
+        """Start Ray's processes for one node; waits until the head knows it."""
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+
+        class HeadWithoutServer(Node):  # type: ignore[misc]
+            """A head that starts no API server, whatever the flag for its pages says."""
+
+            def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+                from ray.experimental import internal_kv
+
+                self._webui_url = ""
+                internal_kv._initialize_internal_kv(self.get_gcs_client())
+
+        sockets = self.folder / "s"
+        parameters = RayParams(
+            num_cpus=0,  # work is placed by the node's own resource alone
+            num_gpus=0,
+            resources={node_resource(name, incarnation): 1.0},
+            object_store_memory=OBJECT_STORE_BYTES,
+            min_worker_port=0,
+            max_worker_port=0,
+            include_log_monitor=False,
+            include_dashboard=False,
+            temp_dir=str(self.folder),
+            node_ip_address=HOST,
+            # Named here: Ray numbers them by what it finds, and nodes that boot at once find the same.
+            raylet_socket_name=str(sockets / f"{name}-{incarnation}.r"),
+            plasma_store_socket_name=str(sockets / f"{name}-{incarnation}.p"),
+            env_vars=_node_environment(name, incarnation),
+            **extra,
+        )
+        head = (name, incarnation) == HEAD
+        kind = HeadWithoutServer if head else Node
+        try:
+            return kind(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
+        except Exception as error:  # Ray raises plain Exception here
+            end_processes(run_processes(self.run_id, f"{name}-{incarnation}"), grace_seconds=0.0)
+            raise FleetError(
+                f"Ray node {name}-{incarnation} did not start ({error})", f"see the logs in {self.folder}"
+            ) from error
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            if self.folder.is_symlink() or self.folder.stat().st_uid != os.getuid():
+                raise BadInputError(
+                    f"{self.folder} belongs to another user", "remove it, or set TMPDIR to a folder of your own"
+                ) from None
+            remove_folder(self.folder)
+            self.folder.mkdir(mode=0o700)
+        (self.folder / "s").mkdir()
+        token = os.open(self.folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(token, "w") as file:
+            file.write(secrets.token_hex(32))
+
+    def _enter_environment(self) -> None:
+        """Ray reads its settings from the environment, this process's driver as well as what it starts."""
+        settings = run_environment(self.run_id) | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+            "RAY_enable_metrics_collection": "0",
+            "RAY_max_direct_call_object_size": str(INLINE_BYTES),
+            "RAY_BACKEND_LOG_LEVEL": "warning",
+        }
+        self._former_environment = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        # Whoever imported Ray before has fixed these at import time.
+        from ray._private import ray_constants
+        from ray._raylet import AuthenticationTokenLoader
+
+        ray_constants.ENABLE_RAY_CLUSTER = False  # else 127.0.0.1 is replaced by the outside address
+        AuthenticationTokenLoader.instance().reset_cache()
+
+    def _leave_environment(self) -> None:
+        for name, value in self._former_environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._former_environment = {}
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def _end(self, name: str, incarnation: int, terminate_seconds: float) -> None:
+        with self._lock:
+            node = self._nodes.pop((name, incarnation), None)
+        started = [] if node is None else _started_processes(node)
+        if node is not None and terminate_seconds > 0:
+            raylet = _raylet(node)
+            raylet.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raylet.wait(terminate_seconds)
+        own = []
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own.append(psutil.Process(process.pid))
+        end_processes([*own, *run_processes(self.run_id, f"{name}-{incarnation}")], grace_seconds=0.0)
+        for process in started:  # our children: collect them, or they stay as zombies
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2.0)
+
+
+def _node_environment(name: str, incarnation: int) -> dict[str, str]:
+    """For a node's processes alone: its mark, idle threads that sleep, and where our code is."""
+    here = str(Path(spotlight_core.__file__).parent.parent)
+    former = os.environ.get("PYTHONPATH")
+    return {
+        NODE_VARIABLE: f"{name}-{incarnation}",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": here if not former else f"{here}{os.pathsep}{former}",
+    }
+
+
+def _started_processes(node: Any) -> list["subprocess.Popen[bytes]"]:
+    return [info.process for infos in node.all_processes.values() for info in infos]
+
+
+def _raylet(node: Any) -> "subprocess.Popen[bytes]":
+    process: subprocess.Popen[bytes] = node.all_processes["raylet"][0].process
+    return process
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """``ray.init`` takes over SIGTERM when it may; the command line has its own way to end a run."""
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, former)

@@ -1,0 +1,94 @@
+"""When each node started and stopped, in the nodes' own files: what the ledger is checked against.
+
+``nodes/<node>-<incarnation>.jsonl`` holds a start and a stop record.  The actor writes its own; the
+coordinator writes the stop of a node that could not, with the very seconds that its Lost carries.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Writer = Literal["node", "coordinator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLife:
+    """What a node's log says.  ``stopped_at`` None: it runs, or died without a word."""
+
+    node: str
+    incarnation: int
+    pool: str
+    gpus: int
+    started_at: float
+    stopped_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLog:
+    """The folder of the nodes' logs.  Times are wall-clock seconds."""
+
+    folder: Path
+
+    def path(self, node: str, incarnation: int) -> Path:
+        return self.folder / f"{node}-{incarnation}.jsonl"
+
+    def start(self, node: str, incarnation: int, pool: str, gpus: int, at: float) -> None:
+        """Record a start; creates the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = {"event": "start", "node": node, "incarnation": incarnation, "pool": pool, "gpus": gpus}
+        self._append(node, incarnation, record | {"at": at, "by": "node"})
+
+    def stop(self, life: NodeLife, at: float, by: Writer) -> float:
+        """Record a stop, unless there is one already; returns the seconds that hold."""
+        known = self.life(life.node, life.incarnation)
+        if known is not None and known.stopped_at is not None:
+            return known.stopped_at
+        record = {"event": "stop", "node": life.node, "incarnation": life.incarnation, "pool": life.pool}
+        at = max(at, life.started_at)
+        self._append(life.node, life.incarnation, record | {"gpus": life.gpus, "at": at, "by": by})
+        return at
+
+    def life(self, node: str, incarnation: int) -> NodeLife | None:
+        """What the log of one incarnation says; None when it never started."""
+        return _read(self.path(node, incarnation))
+
+    def lives(self) -> Iterator[NodeLife]:
+        """Every node that ever started, by file name."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            life = _read(path)
+            if life is not None:
+                yield life
+
+    def next_incarnation(self, node: str) -> int:
+        """The number of the node's next life, from 1: a number is never used twice in a run."""
+        return 1 + max((life.incarnation for life in self.lives() if life.node == node), default=0)
+
+    def _append(self, node: str, incarnation: int, record: dict[str, object]) -> None:
+        with self.path(node, incarnation).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _read(path: Path) -> NodeLife | None:
+    if not path.is_file():
+        return None
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):  # a node killed while it wrote leaves half a line
+            records.append(json.loads(line))
+    started = next((record for record in records if record["event"] == "start"), None)
+    if started is None:
+        return None
+    stops = [record["at"] for record in records if record["event"] == "stop"]
+    return NodeLife(
+        node=started["node"],
+        incarnation=started["incarnation"],
+        pool=started["pool"],
+        gpus=started["gpus"],
+        started_at=started["at"],
+        stopped_at=min(stops, default=None),
+    )
