@@ -10,7 +10,7 @@ from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
-from spotlight_core.diffusion.engine import DenoiseEngine
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.errors import BadInputError
 from spotlight_core.rewards.base import grey_share
@@ -53,7 +53,7 @@ def _score(config: RunConfig, folder: RunFolder, policy: PolicyVersion, images: 
             f"{images} images exceed the {len(test)} held-out prompts", "lower --images or add prompts"
         )
     model = build_model(config.model)
-    model.load_weights(WeightStore(folder.weights).load(policy))
+    model.transformer.load_state_dict(WeightStore(folder.weights).load(policy), strict=True)
     engine = DenoiseEngine(model, config.sampler, config.rng_seed)
     planner = BatchPlanner(config=config, sampler=GroupSampler(prompts=test, rng_seed=config.rng_seed))
     scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
@@ -61,7 +61,9 @@ def _score(config: RunConfig, folder: RunFolder, policy: PolicyVersion, images: 
         scorer.check()
         pixels, scores, held_out = [], [], []
         for request in planner.evaluate(test[:images], policy, policy.number):
-            drawn = engine.generate(request).arrays["images"]
+            generated = engine.generate(request)
+            assert isinstance(generated, Generated)  # nothing asks it to pause
+            drawn = generated.arrays["images"]
             texts = [prompt.text for prompt in request.row_prompts]
             pixels.append(drawn)
             scores.append(scorer.submit(drawn, texts))

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from flows.progress import Display
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
+from tasks.display import Display
 from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer

@@ -1,24 +1,12 @@
 """What `spotlight train` shows while it runs: one live line at a terminal, plain lines elsewhere."""
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-
-class Display(Protocol):
-    """Told of stages, finished iterations and nodes, from any thread."""
-
-    def stage(self, text: str) -> None: ...
-
-    def begin(self, done: int, iterations: int) -> None: ...
-
-    def iteration(self, record: dict[str, Any]) -> None: ...
-
-    def nodes(self, spot: int) -> None: ...
-
-    def close(self) -> None: ...
+from tasks.display import Display
 
 
 def build_display(console: Console) -> Display:
@@ -100,7 +88,7 @@ class LiveDisplay:
             TextColumn("preemptions {task.fields[preemptions]}  left {task.fields[left]}"),
             console=console,
         )
-        fields = {"score": "–", "usd": "$0", "spot": 0, "preemptions": "0", "left": "–"}
+        fields: dict[str, Any] = {"score": "–", "usd": "$0", "spot": 0, "preemptions": "0", "left": "–"}
         self._task: TaskID = self._progress.add_task("starting", total=None, **fields)
         self._progress.start()
 
@@ -113,7 +101,7 @@ class LiveDisplay:
 
     def iteration(self, record: dict[str, Any]) -> None:
         said, done = summary(record), record["iteration"] + 1
-        fields = {name: said[name] for name in ("usd", "preemptions")}
+        fields: dict[str, Any] = {name: said[name] for name in ("usd", "preemptions")}
         if said["score"]:
             fields["score"] = said["score"]
         description = f"iteration {done + 1}" if done < self._pace.iterations else "finishing"

@@ -249,7 +249,7 @@ class LivePhases:
         return await as_task("evaluate", f"evaluate {images} images", self._timed("evaluate", work))
 
     async def _evaluation(self, policy: PolicyVersion, generation: Generation) -> Evaluation:
-        from spotlight_core.rewards.scorer import grey_share
+        from spotlight_core.rewards.base import grey_share
 
         pixels = np.concatenate([generation.arrays[request.id]["images"] for request in generation.requests])
         scores = [score for part in (await generation.scores()).values() for score in part]

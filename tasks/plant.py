@@ -7,12 +7,10 @@ scorer ──────┤
 trainer ─────┘
 """
 
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import RunConfig
@@ -25,35 +23,26 @@ from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.fleet import LiveFleet
 from spotlight_core.executor.inbox import Clock, Inbox
+from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.learning.trainer import PolicyTrainer
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
+from spotlight_core.market.traces import read_trace
 from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import PolicyVersion
 from spotlight_core.weights.store import WeightStore
 from tasks import checkpoints, tracking
+from tasks.display import Display
 from tasks.phases import LivePhases
 from tasks.recovery import journal_words, last_position, sweep
 from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
 
 T = TypeVar("T")
-
-
-class Display(Protocol):
-    """Who is told how the run goes."""
-
-    def stage(self, text: str) -> None: ...
-
-    def begin(self, done: int, iterations: int) -> None: ...
-
-    def iteration(self, record: dict[str, object]) -> None: ...
-
-    def nodes(self, spot: int) -> None: ...
 
 
 class LiveLedger:
@@ -87,3 +76,145 @@ class _SpotNodes:
         else:
             return
         self._display.nodes(len(self._present))
+
+
+class Plant:
+    """See the module's text.  ``stop`` set by another thread ends the start early."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, stop: threading.Event) -> None:
+        self.config = config
+        self.folder = folder
+        self.display = display
+        self._stop = stop
+        self._prefect = PrefectServer(folder, config.services.prefect_port)
+        self._closers: list[Callable[[], None]] = [self._prefect.stop]
+        self._fleet_open = False
+        self.clock = Clock()
+        self.epoch = 0
+        self.planner: BatchPlanner
+        self.ledger: LiveLedger
+        self.trainer: PolicyTrainer
+        self.phases: LivePhases
+
+    def start(self) -> checkpoints.Checkpoint | None:
+        """Clean up after a former driver, start everything, return what to resume from.
+
+        Raises:
+            SpotlightError: a part did not start, or ``stop`` was set meanwhile.
+        """
+        self.display.stage("starting Prefect, Ray and the scorer")
+        sweep(self.folder)
+        checkpoint = checkpoints.latest(self.folder)
+        begin = checkpoint.state.iteration if checkpoint else -1
+        for problem in checkpoint.damaged if checkpoint else ():
+            self.display.stage(f"note: {problem}: using checkpoint {begin}")
+        checkpoints.rewind(self.folder, begin)
+        self.epoch = last_position(self.folder)[0] + 1
+        self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
+        fleet = self._assemble()
+        self._together(
+            self._prefect.start, fleet.start, self._scorer.check, lambda: tracking.prepare(self.folder.runs)
+        )
+        return checkpoint
+
+    def close_fleet(self) -> None:
+        """End the nodes, then the coordinator: each node's end is in the journal.  Safe to call twice."""
+        if self._fleet_open:
+            self._fleet_open = False
+            self._fleet.close()
+            self._coordinator.close()
+
+    def close(self) -> None:
+        """End everything, in order, whatever of it was started; nothing of the run stays."""
+        failures: list[Exception] = []
+        for close in reversed(self._closers):
+            try:
+                close()
+            except Exception as error:  # the others must be closed all the same
+                failures.append(error)
+        self._closers.clear()
+        reap(self.folder.run_id)
+        if failures:
+            raise failures[0]
+
+    def prune_weights(self, *, rollout: Iterable[int], evaluated: Iterable[int]) -> None:
+        """Drop published weights but those of the given version numbers."""
+        label = self.trainer.rollout_label
+        kept = [PolicyVersion(label=label, number=number, digest="") for number in rollout]
+        kept += [PolicyVersion(label="ema", number=number, digest="") for number in evaluated]
+        kept.append(PolicyVersion(label="base", number=0, digest=""))
+        self._weights.prune(kept)
+
+    def _assemble(self) -> LiveFleet:
+        """Make the parts; what takes long of them is left to ``_together``."""
+        config, folder = self.config, self.folder
+        prompts = config.data.prompts
+        self.planner = BatchPlanner(
+            config=config,
+            sampler=GroupSampler(prompts=read_prompts(prompts / "train.txt"), rng_seed=config.rng_seed),
+        )
+        self._scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
+        self._closers.append(self._scorer.close)
+        self.ledger = LiveLedger(CostLedger.replayed(PriceBook(config.prices), journal_words(folder)))
+        inbox = Inbox(self.epoch, self.clock)
+        executor = self._build_fleet(inbox)
+        rules = SchedulingRules(
+            lease_seconds=config.fleet.lease_seconds, max_attempts=config.fleet.max_attempts
+        )
+        self._coordinator = Coordinator(
+            decider=RequestScheduler(rules=rules),
+            nodes=executor,
+            inbox=inbox,
+            journal=Journal(folder.journal, [self.ledger, _SpotNodes(self.display)]),
+        )
+        self._coordinator.start()
+        self._fleet_open = True
+        self._closers.append(self.close_fleet)
+        self._weights = WeightStore(folder.weights)
+        self.trainer = PolicyTrainer(build_model(config.model), config)
+        self.phases = LivePhases(
+            planner=self.planner,
+            coordinator=self._coordinator,
+            results=executor.results,
+            scorer=self._scorer,
+            trainer=self.trainer,
+            store=self._weights,
+            fleet=self._fleet,
+            held_out=read_prompts(prompts / "test.txt"),
+            clock=self.clock,
+        )
+        return self._fleet
+
+    def _build_fleet(self, inbox: Inbox) -> RayExecutor:
+        config, folder = self.config, self.folder
+        cluster = RayCluster(folder.run_id, port=config.services.ray_port)
+        executor = RayExecutor(
+            cluster=cluster,
+            inbox=inbox,
+            tensor_store=TensorStore(folder.tensor_store),
+            node_log=NodeLog(folder=folder.nodes),
+        )
+        self._fleet = LiveFleet(
+            config=config,
+            cluster=cluster,
+            executor=executor,
+            inbox=inbox,
+            run_folder=folder.path,
+            trace=read_trace(config.fleet.trace) if config.fleet.trace else None,
+        )
+        return executor
+
+    def _together(self, *starts: Callable[[], object]) -> None:
+        """Run all at once; the first failure is raised, and a stop asked for meanwhile is obeyed."""
+        pool = ThreadPoolExecutor(max_workers=len(starts), thread_name_prefix="start")
+        pending = {pool.submit(start) for start in starts}
+        try:
+            while pending:
+                if self._stop.is_set():
+                    raise SpotlightError("the run was stopped while it started", "start it again")
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+        finally:
+            # Not waited for: closing what they wait for is what ends those that still run.
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -43,13 +43,13 @@ def last_position(folder: RunFolder) -> tuple[int, int]:
 def _journal_losses(folder: RunFolder) -> None:
     """Nodes were paid for until they were ended just now: the ledger must hear of it."""
     now = time.time()
-    losses = bury_open_nodes(folder.path, now)
-    if not losses:
+    events = bury_open_nodes(folder.path, now)
+    if not events:
         return
     epoch, seq = last_position(folder)
     with folder.journal.open("a", encoding="utf-8") as journal:
-        for number, lost in enumerate(losses, start=seq + 1):
-            journal.write(json.dumps(to_dict(lost.stamped(now, number, max(epoch, 0)))) + "\n")
+        for number, event in enumerate(events, start=seq + 1):
+            journal.write(json.dumps(to_dict(event.stamped(now, number, max(epoch, 0)))) + "\n")
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ class RunRecord:
     segments: tuple[Segment, ...]
     began: float
     now: float
+    base_evaluated_at: float | None
     base_image: bytes | None
     final_image: bytes | None
     missing: tuple[str, ...]
@@ -179,6 +180,7 @@ def read_run(path: Path) -> RunRecord:
         segments=tuple(segments),
         began=began,
         now=ledger.last_at,
+        base_evaluated_at=records[0]["at"] if records and records[0]["iteration"] < 0 else None,
         base_image=_bytes(folder.images / "base.png"),
         final_image=_bytes(folder.images / "final.png"),
         missing=_missing(folder, done, recipe.get("iterations"), points),

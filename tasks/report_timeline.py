@@ -169,8 +169,7 @@ def iteration_spans(run: RunRecord) -> list[tuple[int, float, float]]:
     ends = [(record["iteration"], record["at"] - run.began) for record in run.iterations]
     if not ends:
         return []
-    began = run.facts.get("training_began_at")
-    first = 0.0 if began is None else began - run.began
+    first = 0.0 if run.base_evaluated_at is None else run.base_evaluated_at - run.began
     starts = [first, *(end for _, end in ends)]
     return [(number, start, end) for (number, end), start in zip(ends, starts, strict=False)]
 

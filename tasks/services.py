@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
-from spotlight_core.executor.processes import spawn
 
 from spotlight_core.errors import BadInputError, SpotlightError
+from spotlight_core.executor.processes import spawn
 from tasks.run_folder import RunFolder, file_lock
 
 START_SECONDS = 90.0

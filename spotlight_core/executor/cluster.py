@@ -212,9 +212,10 @@ class RayCluster:
         os.environ.update(settings)
         # Whoever imported Ray before has fixed these at import time.
         from ray._private import ray_constants
-        from ray._raylet import AuthenticationTokenLoader
+        from ray._raylet import AuthenticationTokenLoader, Config
 
         ray_constants.ENABLE_RAY_CLUSTER = False  # else 127.0.0.1 is replaced by the outside address
+        Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
 
     def _leave_environment(self) -> None:

@@ -53,5 +53,6 @@ def grey_share(images: np.ndarray) -> float:
 
     ``images`` is uint8 ``[B, height, width, 3]``.
     """
-    scaled = images.astype(np.float64) / 127.5 - 1.0
-    return float(np.mean((scaled > GREY[0]) & (scaled < GREY[1])))
+    # Compared as pixel values: 153 / 127.5 - 1 rounds to just below .2.
+    low, high = ((bound + 1.0) * 127.5 for bound in GREY)
+    return float(np.mean((images > low) & (images < high)))

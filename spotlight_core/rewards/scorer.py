@@ -8,6 +8,7 @@ A request is scored as one fixed batch, so the same image always gets the same r
 a JSON line and raw pixels over pipes: nothing is unpickled.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -194,11 +195,20 @@ class _ScorerProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        with self._lock:  # whoever waited for an answer has seen the pipe end by now
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        if self._child is not None and self._child.stdin is not None and self._child.stdout is not None:
+            with contextlib.suppress(BrokenPipeError):  # unsent bytes of a request that died with the child
+                self._child.stdin.close()
+            self._child.stdout.close()
 
     def _start(self) -> None:
         if self._stopped:
             raise ScorerError("the scorer pool is closed", "submit before the run ends")
         self._ready = False
+        self._close_pipes()
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._child = subprocess.Popen(

@@ -20,7 +20,9 @@ NOT_IMPORTED = {"matplotlib", "rapidocr"}
 
 def test_import_contracts_hold() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run([linter, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [linter, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -95,6 +95,7 @@ def test_the_timeline_bills_what_the_ledger_bills(whole: Path) -> None:
     shown = sum(sum(trace["x"]) for trace in bars)
     assert shown == pytest.approx(sum(run.ledger.gpu_hours(run.now).values()) * 3600, abs=0.05)
     assert iteration_at(run, run.ledger.preemptions[2].at) == 8
+    assert iteration_at(run, run.began + 1.5) is None  # the base model was evaluated then
 
 
 def test_the_whole_run_is_drawn_joined(whole: Path) -> None:

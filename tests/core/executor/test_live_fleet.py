@@ -1,0 +1,185 @@
+"""A real Ray cluster under a replayed trace: notice, kill, return; the results are those of a bare loop."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotlight_core.config import DataConfig, FleetConfig, ModelConfig, OdeConfig, RunConfig
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest
+from spotlight_core.diffusion.models import build_model
+from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
+from spotlight_core.events import Committed, Event, Lost, NodeJoined, Start, from_dict
+from spotlight_core.executor.cluster import RayCluster
+from spotlight_core.executor.coordinator import Coordinator, Journal
+from spotlight_core.executor.fleet import LiveFleet, bury_open_nodes
+from spotlight_core.executor.inbox import Inbox
+from spotlight_core.executor.node_log import NodeLog
+from spotlight_core.executor.processes import ray_folder, run_processes
+from spotlight_core.executor.ray import RayExecutor
+from spotlight_core.market.progress import ProgressPoint, ProgressTrace
+from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.tensor_store import TensorStore
+from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
+from spotlight_core.weights.store import WeightStore
+
+RUN = f"test-live-fleet-{os.getpid()}"
+TRACE = ProgressTrace(
+    points=(
+        ProgressPoint(
+            iteration=0, phase="rollout", node="spot-0", event="notice", nth_request=1, denoise_step=4, seconds_left=20.0
+        ),
+        ProgressPoint(iteration=0, phase="rollout", node="spot-1", event="kill", nth_request=1, denoise_step=3),
+        ProgressPoint(iteration=1, phase="rollout", node="spot-0", event="return"),
+    )
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rig:
+    config: RunConfig
+    folder: Path
+    cluster: RayCluster
+    inbox: Inbox
+    executor: RayExecutor
+    scheduler: RequestScheduler
+    coordinator: Coordinator
+    fleet: LiveFleet
+    policy: PolicyVersion
+    words: list[object]
+
+
+def make_rig(folder: Path, run_id: str, trace: ProgressTrace | None, spot_nodes: int) -> Rig:
+    torch.manual_seed(0)
+    TinyQwenImage(build_transformer()).save_weights(folder / "tiny.safetensors")
+    config = RunConfig(
+        name="live",
+        iterations=1,
+        model=ModelConfig(weights=folder / "tiny.safetensors"),
+        data=DataConfig(prompts=folder),
+        sampler=OdeConfig(denoise_steps=6),
+        fleet=FleetConfig(spot_nodes=spot_nodes),
+    )
+    weights = build_model(config.model).transformer.state_dict()
+    policy = WeightStore(folder / "weights").publish("old", 0, weights)
+    inbox, words = Inbox(epoch=1), []
+    cluster = RayCluster(run_id)
+    executor = RayExecutor(
+        cluster=cluster,
+        inbox=inbox,
+        tensor_store=TensorStore(folder / "tensor_store"),
+        node_log=NodeLog(folder=folder / "nodes"),
+    )
+    scheduler = RequestScheduler(rules=SchedulingRules(lease_seconds=120.0, max_attempts=8))
+    journal = Journal(folder / "journal.jsonl", observers=[words.append])
+    coordinator = Coordinator(decider=scheduler, nodes=executor, inbox=inbox, journal=journal)
+    fleet = LiveFleet(
+        config=config, cluster=cluster, executor=executor, inbox=inbox, run_folder=folder, trace=trace
+    )
+    return Rig(
+        config=config,
+        folder=folder,
+        cluster=cluster,
+        inbox=inbox,
+        executor=executor,
+        scheduler=scheduler,
+        coordinator=coordinator,
+        fleet=fleet,
+        policy=policy,
+        words=words,
+    )
+
+
+def make_requests(policy: PolicyVersion, iteration: int, count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            id=f"{iteration}/rollout/p{index}/0",
+            kind="rollout",
+            prompts=(Prompt(occurrence=f"{iteration}-{index}", text=f'A ticket that reads "{index}4"'),),
+            seeds=(0, 1, 2, 3),
+            policy=policy,
+            fidelity=Fidelity(denoise_steps=6),
+        )
+        for index in range(count)
+    ]
+
+
+async def run_requests(rig: Rig, iteration: int, requests: list[GenerationRequest]) -> dict[str, str]:
+    rig.fleet.on_phase("rollout", iteration)
+    rig.coordinator.change_phase("rollout", iteration)
+    submission = rig.coordinator.submit(requests)
+    return {
+        request.id: arrays_digest(rig.executor.results.take(ref)) async for request, ref in submission.results()
+    }
+
+
+def expected_digests(rig: Rig, requests: list[GenerationRequest]) -> dict[str, str]:
+    torch.set_num_threads(rig.config.services.torch_threads)
+    engine = DenoiseEngine(build_model(rig.config.model), rig.config.sampler, rig.config.rng_seed)
+    digests = {}
+    for request in requests:
+        generated = engine.generate(request)
+        assert isinstance(generated, Generated)
+        digests[request.id] = arrays_digest(generated.arrays)
+    return digests
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def of_kind(rig: Rig, kind: type) -> list[object]:
+    return [word for word in rig.words if isinstance(word, kind)]
+
+
+@pytest.fixture()
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = make_rig(tmp_path, RUN, TRACE, spot_nodes=2)
+    rig.coordinator.start()
+    try:
+        began = time.monotonic()
+        rig.fleet.start()
+        print(f"boot {time.monotonic() - began:.1f} s")
+        yield rig
+    finally:
+        rig.fleet.close()
+        rig.coordinator.close()
+
+
+@pytest.mark.slow()
+def test_preempted_requests_end_with_the_same_bits_and_nothing_is_left(rig: Rig) -> None:
+    first, second = make_requests(rig.policy, 0, 8), make_requests(rig.policy, 1, 4)
+    digests = asyncio.run(run_requests(rig, 0, first))
+    assert wait_until(lambda: len(of_kind(rig, Lost)) == 2, 10)
+    digests |= asyncio.run(run_requests(rig, 1, second))
+    assert wait_until(lambda: len(of_kind(rig, NodeJoined)) == 4, 60), "spot-0 returns"
+
+    assert digests == expected_digests(rig, first + second)
+    assert rig.scheduler.counters.resumed == 1
+    assert rig.scheduler.counters.recomputed == 1
+    resumed = [start for start in of_kind(rig, Start) if start.from_denoise_step > 0]
+    assert [start.from_denoise_step for start in resumed] == [4]
+    assert [(lost.node, lost.cause) for lost in of_kind(rig, Lost)].count(("spot-1", "killed")) == 1
+    assert ("spot-0", 2) in rig.executor.nodes()
+
+    rig.fleet.close()
+    assert wait_until(lambda: len(of_kind(rig, Lost)) == 4, 5)
+    assert run_processes(RUN) == []
+    assert not ray_folder(RUN).exists()
+    lives = list(NodeLog(folder=rig.folder / "nodes").lives())
+    stops = {(life.node, life.incarnation): life.stopped_at for life in lives}
+    assert stops == {(lost.node, lost.incarnation): lost.stopped_at for lost in of_kind(rig, Lost)}
+    starts = {(life.node, life.incarnation): life.started_at for life in lives}
+    assert starts == {(node.node, node.incarnation): node.started_at for node in of_kind(rig, NodeJoined)}
+    assert bury_open_nodes(rig.folder, time.time()) == []

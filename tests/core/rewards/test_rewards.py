@@ -1,0 +1,186 @@
+"""Rewards on drawn digits and on hand-worked distances."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from spotlight_core.config import (
+    FunctionRewardConfig,
+    JpegSizeRewardConfig,
+    OcrRewardConfig,
+    RewardConfig,
+    TemplateRewardConfig,
+)
+from spotlight_core.diffusion.tiny.glyphs import draw
+from spotlight_core.errors import BadInputError, ScorerError
+from spotlight_core.rewards.base import Reward, build_reward, grey_share
+from spotlight_core.rewards.ocr import OcrReward, levenshtein, text_score
+from spotlight_core.rewards.selftest import GOLDEN, golden_images, self_test
+
+READERS = {"ocr": OcrRewardConfig(), "template": TemplateRewardConfig(type="template")}
+
+
+@pytest.fixture(scope="module", params=sorted(READERS))
+def reader(request: pytest.FixtureRequest) -> Reward:
+    return build_reward(READERS[request.param])
+
+
+def _images(*texts: str, shift_y: int = 0) -> np.ndarray:
+    grey = np.stack([((draw(text, shift_y=shift_y) + 1) * 127.5).round().astype(np.uint8) for text in texts])
+    return np.repeat(grey[..., None], 3, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "distance"),
+    [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("407", "470", 2), ("12", "123", 1)],
+)
+def test_levenshtein(left: str, right: str, distance: int):
+    assert levenshtein(left, right) == distance
+    assert levenshtein(right, left) == distance
+
+
+@pytest.mark.parametrize(
+    ("read", "target", "score"),
+    [
+        ("407", "407", 1.0),
+        ("x407y", "407", 1.0),  # a substring
+        ("4O7", "407", 2 / 3),
+        ("", "407", 0.0),
+        ("999999", "407", 0.0),  # the distance is capped at the target's length
+        (" Op En ", "OPEN", 1.0),
+    ],
+)
+def test_text_score(read: str, target: str, score: float):
+    assert text_score(read, target) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("shift_y", [-1, 0, 1])
+def test_clean_digits_score_one(reader: Reward, shift_y: int):
+    rng = np.random.default_rng(7)
+    texts = ["".join(rng.choice(list("0123456789"), size=length)) for length in (2, 3, 4) for _ in range(12)]
+    texts += ["11", "000", "8888", "1717"]
+    assert reader.score(_images(*texts, shift_y=shift_y), [f'A "{text}"' for text in texts]) == [1.0] * len(texts)
+
+
+def test_wrong_characters_cost_their_share(reader: Reward):
+    scores = reader.score(_images("407", "4071", "52"), ['A "417"', 'A "4925"', 'A "52"'])
+    assert scores == pytest.approx([2 / 3, 1 / 4, 1.0])
+
+
+def test_blank_and_noisy_images_score_low(reader: Reward):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 16, 32, 3), dtype=np.uint8)
+    assert reader.score(np.full((1, 16, 32, 3), 255, np.uint8), ['A "407"']) == [0.0]
+    assert np.mean(reader.score(noise, ['A "4071"'] * 8)) < 0.3
+
+
+def test_scores_do_not_depend_on_the_neighbours(reader: Reward):
+    texts = ["12", "345", "6789", "407"]
+    prompts = [f'A "{text}"' for text in ("13", "345", "9789", "047")]
+    together = reader.score(_images(*texts), prompts)
+    assert together == [reader.score(_images(text), [prompt])[0] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def test_a_prompt_without_target_is_an_error_not_a_zero(reader: Reward):
+    with pytest.raises(BadInputError, match="no quoted target"):
+        reader.score(_images("12"), ["no quotes"])
+
+
+def test_ocr_reads_what_is_drawn_with_and_without_a_charset():
+    assert OcrReward("0123456789").read(_images("407", "9921")) == ["407", "9921"]
+    unrestricted = OcrReward("").read(_images("407"))
+    assert unrestricted == ["407"]
+    assert set(OcrReward("17").read(_images("4071"))[0]) <= {"1", "7"}
+    with pytest.raises(BadInputError, match="does not know"):
+        OcrReward("0\u0000")
+
+
+def test_template_ignores_where_ocr_would_forgive():
+    template = build_reward(READERS["template"])
+    assert template.score(_images("4075"), ['A "407"'])[0] < 1.0
+
+
+def test_jpeg_size_is_the_share_saved():
+    flat, noisy = np.full((16, 32, 3), 200, np.uint8), np.random.default_rng(0).integers(0, 256, (16, 32, 3), np.uint8)
+    reward = build_reward(JpegSizeRewardConfig(type="jpeg_size"))
+    buffer = io.BytesIO()
+    Image.fromarray(flat).save(buffer, "JPEG", quality=95)
+    scores = reward.score(np.stack([flat, noisy]), ["", ""])
+    assert scores[0] == 1 - len(buffer.getvalue()) / 1536
+    assert 0.0 <= scores[1] < scores[0]
+
+
+def _function(tmp_path: Path, source: str, name: str = "score") -> RewardConfig:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    return FunctionRewardConfig(type="function", file=file, name=name)
+
+
+def test_a_function_of_your_own(tmp_path: Path):
+    source = "def bright(image, prompt):\n    return float(image.mean()) / 255 * (prompt == 'a')\n"
+    reward = build_reward(_function(tmp_path, source, "bright"))
+    images = np.full((2, 4, 4, 3), 51, np.uint8)
+    assert reward.score(images, ["a", "b"]) == [pytest.approx(0.2), 0.0]
+    assert reward.name == "mine.py:bright"
+    self_test(reward)
+
+
+@pytest.mark.parametrize("answer", ["None", "float('nan')", "-0.1", "1.5", "'high'"])
+def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str):
+    reward = build_reward(_function(tmp_path, f"def score(image, prompt):\n    return {answer}\n"))
+    with pytest.raises(ScorerError, match=r"mine\.py:score"):
+        reward.score(np.zeros((1, 4, 4, 3), np.uint8), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [("x = 1\n", "no function 'score'"), ("def score(:\n", "cannot be imported"), ("1 / 0\n", "cannot be imported")],
+)
+def test_a_broken_reward_file_is_bad_input(tmp_path: Path, source: str, problem: str):
+    with pytest.raises(BadInputError, match=problem):
+        build_reward(_function(tmp_path, source))
+
+
+def test_a_missing_reward_file_is_bad_input(tmp_path: Path):
+    with pytest.raises(BadInputError, match="no reward file"):
+        build_reward(FunctionRewardConfig(type="function", file=tmp_path / "none.py"))
+
+
+def test_grey_share_counts_between_ink_and_paper():
+    values = np.array([0, 25, 26, 128, 152, 153, 200, 255], np.uint8)  # -1, -.804, -.796, .004, .192, .2, ...
+    image = np.repeat(values.reshape(1, 2, 4, 1), 3, axis=-1)
+    assert grey_share(image) == 3 / 8
+
+
+def test_golden_images_pass_the_self_test(reader: Reward):
+    self_test(reader)
+    assert golden_images().shape == (len(GOLDEN), 16, 32, 3)
+
+
+class _Scorer:
+    def __init__(self, name: str, *answers: list[float]) -> None:
+        self.name, self._answers = name, list(answers)
+
+    def score(self, images: np.ndarray, prompts: list[str]) -> list[float]:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if not answer:
+            raise RuntimeError("no engine")
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "problem"),
+    [
+        (_Scorer("mine", []), "failed on golden images"),
+        (_Scorer("mine", [0.5] * 3), "for 4 images"),
+        (_Scorer("mine", [float("nan")] * 4), "for 4 images"),
+        (_Scorer("mine", [0.5] * 4, [0.6] * 4), "two scores"),
+        (_Scorer("ocr", [0.5] * 4), "clean digits 0.50"),
+        (_Scorer("ocr", [1.0] * 4), "wrong ones 1.00"),
+    ],
+)
+def test_self_test_finds_a_broken_scorer(scorer: Reward, problem: str):
+    with pytest.raises(ScorerError, match=problem):
+        self_test(scorer)
