@@ -36,8 +36,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Spotlight needs 3.11 or newer: say make PYTHON=python3.11" >&2; exit 2; }
 	@echo "Setting up $(VENV) (once, three to six minutes and 3 GB)..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
-		rm -rf $(VENV); echo "error: cannot make $(VENV): install venv (Debian: apt install python3-venv)" >&2; exit 2; }
+	@# Asked of pip, not of python: an interrupted venv has python and no pip.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "error: cannot make $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

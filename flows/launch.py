@@ -86,15 +86,21 @@ class _Driver:
         return self._digest
 
     def _run(self) -> None:
-        # Imported here: these load torch, ray, prefect and mlflow, and `--help` must not.
+        try:
+            self._work()
+        except BaseException as error:  # handed to the main thread, which raises it
+            self._error = error
+
+    def _work(self) -> None:
+        # First, since Prefect reads its settings when it is imported, which `tasks.plant` does.
+        prefect = PrefectServer(self._folder, self._config.services.prefect_port)
+
         from tasks.plant import Plant
 
-        plant = Plant(self._config, self._folder, self._display, self._stop)
+        plant = Plant(self._config, self._folder, prefect=prefect, display=self._display, stop=self._stop)
         try:
             checkpoint = plant.start()
             asyncio.run(self._flow(plant, checkpoint))
-        except BaseException as error:  # handed to the main thread, which raises it
-            self._error = error
         finally:
             plant.close()
 

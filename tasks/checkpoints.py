@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
@@ -24,8 +24,7 @@ from spotlight_core.errors import SpotlightError
 from spotlight_core.types import RunState
 from tasks.run_folder import RunFolder, drop_cut_line, fsync_folder, keep_records, write_json
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Tensors = dict[str, Any]  # of torch, which only the core computes with
 
 KEEP = 2
 _STATE, _TENSORS, _MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
@@ -36,7 +35,7 @@ class Checkpoint:
     """What a run resumes from; ``damaged`` says which newer ones could not be used, and why."""
 
     state: RunState
-    tensors: dict[str, "Tensor"]
+    tensors: Tensors
     extra: dict[str, Any]
     damaged: tuple[str, ...]
 
@@ -44,7 +43,7 @@ class Checkpoint:
 def save(
     folder: RunFolder,
     state: RunState,
-    tensors: Mapping[str, "Tensor"],
+    tensors: Tensors,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint of ``state.iteration`` durably and drop all but the last two."""
@@ -109,7 +108,7 @@ class _HashMismatch(Exception):
 _DAMAGE = (OSError, ValueError, KeyError, ValidationError, SafetensorError, _HashMismatch)
 
 
-def _load(path: Path) -> tuple[RunState, dict[str, "Tensor"], dict[str, Any]]:
+def _load(path: Path) -> tuple[RunState, Tensors, dict[str, Any]]:
     from safetensors.torch import load_file
 
     manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))

@@ -279,8 +279,9 @@ class LivePhases:
         return running
 
     def _timed(self, name: str, work: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        began = self._clock.now()
+
         async def timed() -> T:
-            began = self._clock.now()
             try:
                 return await work()
             finally:

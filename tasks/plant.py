@@ -79,15 +79,26 @@ class _SpotNodes:
 
 
 class Plant:
-    """See the module's text.  ``stop`` set by another thread ends the start early."""
+    """See the module's text.  ``stop`` set by another thread ends the start early.
 
-    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, stop: threading.Event) -> None:
+    ``prefect`` comes from outside, since it must exist before Prefect is imported, as here.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        prefect: PrefectServer,
+        display: Display,
+        stop: threading.Event,
+    ) -> None:
         self.config = config
         self.folder = folder
         self.display = display
         self._stop = stop
-        self._prefect = PrefectServer(folder, config.services.prefect_port)
-        self._closers: list[Callable[[], None]] = [self._prefect.stop]
+        self._prefect = prefect
+        self._closers: list[Callable[[], None]] = [prefect.stop]
         self._fleet_open = False
         self.clock = Clock()
         self.epoch = 0

@@ -108,7 +108,9 @@ class DenoiseEngine:
         sampler = self.sampler_for(request.fidelity)
         steps = request.fidelity.denoise_steps
         if (from_denoise_step > 0) != (state is not None) or not 0 <= from_denoise_step < steps:
-            raise ValueError(f"cannot start at denoise step {from_denoise_step} of {steps} with state={state is not None}")
+            raise ValueError(
+                f"cannot start at denoise step {from_denoise_step} of {steps} with state={state is not None}"
+            )
         with torch.inference_mode():
             trajectory = self._start(request) if state is None else _Trajectory.restored(state)
             text = self.model.encode([prompt.text for prompt in request.row_prompts])
@@ -174,7 +176,7 @@ def _check_reuse(fidelity: Fidelity) -> None:
     outside = [step for step in fidelity.reused_steps if not 1 <= step < fidelity.denoise_steps]
     if outside:
         raise BadInputError(
-            f"denoise step {outside[0]} cannot reuse a velocity in a trajectory of {fidelity.denoise_steps} steps",
+            f"denoise step {outside[0]} of {fidelity.denoise_steps} cannot reuse a velocity",
             "reuse steps from 1 to the last; step 0 has nothing to reuse",
         )
 

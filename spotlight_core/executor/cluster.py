@@ -90,7 +90,10 @@ class RayCluster:
     def connect(self) -> None:
         """Make this process a driver of the cluster."""
         import ray
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
+        # Ray prints a paragraph for each lost node, long after we have acted on it.
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         with _signal_handlers_kept():
             ray.init(
                 address=self.address,
@@ -187,7 +190,8 @@ class RayCluster:
         except FileExistsError:
             if self.folder.is_symlink() or self.folder.stat().st_uid != os.getuid():
                 raise BadInputError(
-                    f"{self.folder} belongs to another user", "remove it, or set TMPDIR to a folder of your own"
+                    f"{self.folder} belongs to another user",
+                    "remove it, or set TMPDIR to a folder of your own",
                 ) from None
             remove_folder(self.folder)
             self.folder.mkdir(mode=0o700)
@@ -206,7 +210,6 @@ class RayCluster:
             "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
             "RAY_enable_metrics_collection": "0",
             "RAY_max_direct_call_object_size": str(INLINE_BYTES),
-            "RAY_BACKEND_LOG_LEVEL": "warning",
         }
         self._former_environment = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
@@ -224,6 +227,11 @@ class RayCluster:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if self._former_environment:
+            from ray._raylet import AuthenticationTokenLoader, Config
+
+            Config.initialize("")  # before the token is forgotten: see reset_auth_token_state in Ray
+            AuthenticationTokenLoader.instance().reset_cache()
         self._former_environment = {}
 
     # -- ending ---------------------------------------------------------------------------------------
@@ -254,6 +262,7 @@ def _node_environment(name: str, incarnation: int) -> dict[str, str]:
     return {
         NODE_VARIABLE: f"{name}-{incarnation}",
         "OMP_WAIT_POLICY": "PASSIVE",
+        "RAY_BACKEND_LOG_LEVEL": "warning",
         "PYTHONPATH": here if not former else f"{here}{os.pathsep}{former}",
     }
 

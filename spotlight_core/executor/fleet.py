@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayError
 
 from spotlight_core.config import Pool, RunConfig
 from spotlight_core.errors import FleetError
@@ -90,7 +89,9 @@ class LiveFleet:
             boot.thread.join()
         for boot in boots:
             if boot.error is not None:
-                raise FleetError(f"node {boot.node} did not start ({boot.error})", "see the run's log") from boot.error
+                raise FleetError(
+                    f"node {boot.node} did not start ({boot.error})", "see the run's log"
+                ) from boot.error
         later = [event for event in timeline if event.at_seconds > 0]
         if later:
             self._clockwork = threading.Thread(
@@ -154,7 +155,7 @@ class LiveFleet:
             self._cluster.add_node(setup.node, setup.incarnation)
             actor = create_actor(setup, self._inbox.epoch)
             started_at = self._wait_for(actor)
-        except (FleetError, RayError, TimeoutError) as error:
+        except Exception as error:  # whatever it was, start() must not take the node for ready
             if not self._closing.is_set():
                 LOG.warning("node %s-%d did not start: %s", setup.node, setup.incarnation, error)
                 self._boots[setup.node].error = error

@@ -83,13 +83,13 @@ class Results:
 
 def create_actor(setup: ActorSetup, epoch: int) -> Any:
     """Start the node's actor; it answers ``started_at`` once its model is built."""
-    actor = ray.remote(DenoiseActor).options(
+    remote = ray.remote(concurrency_groups={"denoise": 1, "control": 4})(DenoiseActor)
+    actor = remote.options(
         name=f"{setup.node}-{setup.incarnation}-epoch-{epoch}",
         num_cpus=0,
         resources={node_resource(setup.node, setup.incarnation): 1},
         max_restarts=0,
         max_task_retries=0,
-        concurrency_groups={"denoise": 1, "control": 4},
     )
     return actor.remote(setup)
 
@@ -249,7 +249,9 @@ class RayExecutor:
                 arrays = from_bytes(message.payload)
                 digest = arrays_digest(arrays)
                 if digest != message.digest:
-                    raise RuntimeError(f"the result of {request} was damaged on its way from {node.life.node}")
+                    raise RuntimeError(
+                        f"the result of {request} was damaged on its way from {node.life.node}"
+                    )
                 self.results.put(request, arrays)
                 self._inbox.post(Finished(lease=lease, request=request, ref=request, digest=digest))
                 await asyncio.to_thread(self._store.discard, request)

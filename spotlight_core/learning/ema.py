@@ -20,7 +20,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, weights: Mapping[str, torch.Tensor], t: int) -> None:
-        """Move towards ``weights`` after optimizer step ``t``, when ``t + 1`` is a multiple of the interval."""
+        """Move towards ``weights`` after optimizer step ``t``, if ``t + 1`` is a multiple of the interval."""
         if (t + 1) % self._config.interval:
             return
         decay = self.decay(t)

@@ -149,7 +149,9 @@ class PolicyTrainer:
     ) -> float:
         """Accumulate the gradients of the update's mean loss; returns that loss."""
         total = 0.0
-        for number, chunk in enumerate(_chunks(update, self._config.optimizer.samples_per_forward, self._loss)):
+        for number, chunk in enumerate(
+            _chunks(update, self._config.optimizer.samples_per_forward, self._loss)
+        ):
             generator = named_generator("train", self._config.rng_seed, iteration, update.number, number)
             # Constant groups count in the mean: leaving them out would raise the step size of the rest.
             share = len(chunk.prompts) / update.samples / self._loss.parts
@@ -239,7 +241,9 @@ def _chunks(update: _Update, size: int, loss: Loss) -> list[TrainingChunk]:
         TrainingChunk(
             prompts=tuple(prompts[start : start + size]),
             advantages_B=torch.from_numpy(advantages[start : start + size].copy()),
-            arrays={name: torch.from_numpy(array[start : start + size].copy()) for name, array in arrays.items()},
+            arrays={
+                name: torch.from_numpy(array[start : start + size].copy()) for name, array in arrays.items()
+            },
         )
         for start in range(0, len(prompts), size)
     ]

@@ -23,7 +23,10 @@ class FunctionReward:
         Raises:
             ScorerError: an answer that is not a finite number in 0..1.
         """
-        return [self._checked(self._function(image, prompt)) for image, prompt in zip(images, prompts, strict=True)]
+        return [
+            self._checked(self._function(image, prompt))
+            for image, prompt in zip(images, prompts, strict=True)
+        ]
 
     def _checked(self, answer: object) -> float:
         try:

@@ -10,7 +10,7 @@ QUALITY = 95
 
 
 class JpegSizeReward:
-    """``1 - bytes of the JPEG / bytes of the raw pixels``, at least 0 (DDPO's compressibility, arXiv 2305.13301)."""
+    """``1 - bytes of the JPEG / bytes of the pixels``, at least 0 (compressibility, arXiv 2305.13301)."""
 
     name = "jpeg_size"
 

@@ -8,6 +8,7 @@ arXiv 2505.05470).
 from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -84,10 +85,12 @@ def _recogniser_input(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
-def _open_session():  # noqa: ANN202 - onnxruntime ships no type information
+def _open_session() -> Any:  # onnxruntime ships no type information
     package = util.find_spec("rapidocr")
     if package is None or package.origin is None or util.find_spec("onnxruntime") is None:
-        raise BadInputError("the ocr reward needs rapidocr and onnxruntime", "pip install rapidocr onnxruntime")
+        raise BadInputError(
+            "the ocr reward needs rapidocr and onnxruntime", "pip install rapidocr onnxruntime"
+        )
     model = Path(package.origin).parent / "models" / _MODEL
     if not model.is_file():
         raise BadInputError(f"rapidocr has no recognition model at {model}", "install rapidocr 3.10")

@@ -78,7 +78,9 @@ class ScorerPool:
             try:
                 process.ensure_ready()
             except _ScoringFailed as error:
-                raise ScorerError(f"a scorer did not start ({error})", "see the lines above for its own error") from error
+                raise ScorerError(
+                    f"a scorer did not start ({error})", "see the lines above for its own error"
+                ) from error
 
     def submit(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
         """Score images (uint8 ``[B, height, width, 3]``) under the trained reward."""
@@ -110,7 +112,9 @@ class ScorerPool:
         if which not in self._names:
             raise ValueError("this pool was built without a held-out reward")
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(prompts):
-            raise ValueError(f"{images.dtype}{list(images.shape)} is not one uint8 image for each of {len(prompts)} prompts")
+            raise ValueError(
+                f"{images.dtype}{list(images.shape)} is not one uint8 image for {len(prompts)} prompts"
+            )
         job = _Job(which=which, images=np.ascontiguousarray(images), prompts=tuple(prompts))
         with self._submitting:  # a job put after close() drained the queue would never be answered
             if self._closed.is_set():
@@ -141,8 +145,9 @@ class ScorerPool:
             return retrying(process.score, job.which, job.images, job.prompts)
         except tenacity.RetryError as error:
             cause = error.last_attempt.exception()
+            attempts = error.last_attempt.attempt_number
             raise ScorerError(
-                f"scorer {self._names[job.which]!r} failed {error.last_attempt.attempt_number} times ({cause})",
+                f"scorer {self._names[job.which]!r} failed {attempts} times ({cause})",
                 "fix the reward and continue with --resume; a failure is never counted as a score of 0",
             ) from cause
 

@@ -33,7 +33,7 @@ def self_test(reward: Reward) -> None:
     if min(right) < 1.0 or max(wrong) > 0.5:
         raise ScorerError(
             f"reward {reward.name} scored clean digits {min(right):.2f} and wrong ones {max(wrong):.2f}",
-            "reinstall rapidocr and onnxruntime in the versions of constraints.txt; reward.characters must hold the digits",
+            "install the versions of constraints.txt, and keep the digits in reward.characters",
         )
 
 
@@ -44,8 +44,12 @@ def _scores(reward: Reward, images: np.ndarray, prompts: list[str]) -> list[floa
         raise
     except Exception as error:  # whatever a scorer raises must name the scorer
         raise ScorerError(
-            f"reward {reward.name} failed on golden images ({type(error).__name__}: {error})", "fix the scorer"
+            f"reward {reward.name} failed on golden images ({type(error).__name__}: {error})",
+            "fix the scorer",
         ) from error
     if len(scores) != len(images) or not np.isfinite(scores).all():
-        raise ScorerError(f"reward {reward.name} answered {scores} for {len(images)} images", "return one finite number an image")
+        raise ScorerError(
+            f"reward {reward.name} answered {scores} for {len(images)} images",
+            "return one finite number an image",
+        )
     return scores

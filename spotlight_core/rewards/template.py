@@ -7,6 +7,7 @@ with OCR, so a policy that fools the one does not fool the other.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,7 +38,9 @@ def _agreement(image_HW3: np.ndarray, target: str) -> float:
         height = grey_HW.shape[0]
         windows = np.stack(
             [
-                padded[_MARGIN + dy : _MARGIN + dy + height, _MARGIN + dx + first : _MARGIN + dx + end].ravel()
+                padded[
+                    _MARGIN + dy : _MARGIN + dy + height, _MARGIN + dx + first : _MARGIN + dx + end
+                ].ravel()
                 for dy, dx in SHIFTS
             ]
         )
@@ -53,7 +56,7 @@ def _cells(length: int) -> list[tuple[int, int]]:
     advance = font().getlength("0")
     left = (WIDTH - advance * length) / 2
     edges = [min(max(round(left + advance * index), 0), WIDTH) for index in range(length + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 @lru_cache(maxsize=4096)

@@ -50,7 +50,9 @@ def main() -> None:
 
 def _build(recipe: str) -> dict[str, Reward]:
     adapter: TypeAdapter[RewardConfig] = TypeAdapter(RewardConfig)
-    rewards = {which: build_reward(adapter.validate_python(tree)) for which, tree in json.loads(recipe).items()}
+    rewards = {
+        which: build_reward(adapter.validate_python(tree)) for which, tree in json.loads(recipe).items()
+    }
     for reward in rewards.values():
         self_test(reward)
     return rewards

@@ -38,7 +38,9 @@ class FlowSdeSampler:
 
     def std(self, denoise_step: int) -> float:
         """Standard deviation of ``x'`` around its mean."""
-        return self.diffusion(denoise_step) * math.sqrt(float(self.sigmas[denoise_step] - self.sigmas[denoise_step + 1]))
+        return self.diffusion(denoise_step) * math.sqrt(
+            float(self.sigmas[denoise_step] - self.sigmas[denoise_step + 1])
+        )
 
     def mean(self, x_BSC: torch.Tensor, v_BSC: torch.Tensor, denoise_step: int) -> torch.Tensor:
         """Mean of ``x'`` given ``x`` and the velocity, fp32 ``[B, S, C]``."""

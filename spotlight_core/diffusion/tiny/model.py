@@ -76,7 +76,9 @@ class TinyQwenImage:
     def from_pretrained(cls, weights: Path = WEIGHTS) -> "TinyQwenImage":
         """Build and load safetensors weights; BadInputError when the file is missing."""
         if not weights.is_file():
-            raise BadInputError(f"no model weights at {weights}", "run `spotlight pretrain-tiny` to make them")
+            raise BadInputError(
+                f"no model weights at {weights}", "run `spotlight pretrain-tiny` to make them"
+            )
         model = cls(build_transformer())
         model.load_weights(load_file(weights))
         return model

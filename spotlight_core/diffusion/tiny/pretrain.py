@@ -28,13 +28,16 @@ BATCH = 64
 LEARNING_RATE = 2e-3
 EMA_DECAY = 0.995
 MIN_CHARACTERS = 2
+DEFAULT_OPTIMIZER_STEPS = 2000
+DEFAULT_CAPTION_NOISE = 0.35
 
 
 def _examples(
     generator: np.random.Generator, caption_noise: float, held_out: frozenset[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of drawn strings and their noised captions: ``x0_BSC`` and one-hot text."""
-    images, captions = [], []
+    images: list[np.ndarray] = []
+    captions: list[str] = []
     while len(images) < BATCH:
         length = generator.integers(MIN_CHARACTERS, MAX_CHARACTERS + 1)
         text = "".join(generator.choice(list(ALPHABET), size=length))
@@ -50,9 +53,9 @@ def _examples(
 def pretrain(
     output: Path,
     *,
-    optimizer_steps: int,
-    caption_noise: float,
-    rng_seed: int,
+    optimizer_steps: int = DEFAULT_OPTIMIZER_STEPS,
+    caption_noise: float = DEFAULT_CAPTION_NOISE,
+    rng_seed: int = 0,
     held_out: frozenset[str] = frozenset(),
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:

@@ -63,7 +63,9 @@ class ReplayWatcher:
         return Strike(event="notice", seconds_left=seconds_left)
 
 
-def points_of(points: Iterable[ProgressPoint], node: str, since: tuple[int, str] | None) -> list[ProgressPoint]:
+def points_of(
+    points: Iterable[ProgressPoint], node: str, since: tuple[int, str] | None
+) -> list[ProgressPoint]:
     """The points that a new incarnation of ``node`` still has before it.
 
     ``since`` is the iteration and phase whose begin brought it back, None for a run's first nodes:

@@ -71,7 +71,9 @@ class GrpoLoss:
                 metrics["train/kl"] = kl.item()
             yield LossPart(loss=loss, metrics=metrics)
 
-    def _ratio_metrics(self, ratio_B: torch.Tensor, denoise_step: int, *, on_policy: bool) -> dict[str, float]:
+    def _ratio_metrics(
+        self, ratio_B: torch.Tensor, denoise_step: int, *, on_policy: bool
+    ) -> dict[str, float]:
         deviation = (ratio_B - 1.0).abs().max().item()
         if on_policy and deviation > self._tolerance:
             raise TrainingError(
@@ -82,7 +84,9 @@ class GrpoLoss:
             )
         low, high = 1.0 - self._config.clip_low, 1.0 + self._config.clip_high
         clipped = ((ratio_B < low) | (ratio_B > high)).float().mean().item()
-        return {"train/clip_fraction": clipped} | ({"train/ratio_max_deviation": deviation} if on_policy else {})
+        return {"train/clip_fraction": clipped} | (
+            {"train/ratio_max_deviation": deviation} if on_policy else {}
+        )
 
     def _kl(
         self,

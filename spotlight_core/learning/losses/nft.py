@@ -53,7 +53,11 @@ def _matching_loss(
 
 
 def old_policy_decay(kind: Literal[0, 1, 2], optimizer_steps: int) -> float:
-    """How much of the old policy stays: 0; ``min(.001 n, .5)``; or 0 to step 75, then ``min(.0075 (n - 75), .999)``."""
+    """How much of the old policy stays after ``n`` optimizer steps of the run.
+
+    Kind 0: nothing.  Kind 1: ``min(.001 n, .5)``.  Kind 2: 0 up to step 75, then
+    ``min(.0075 (n - 75), .999)``.
+    """
     if kind == 0:
         return 0.0
     if kind == 1:

@@ -33,7 +33,9 @@ def model() -> TinyQwenImage:
     return TinyQwenImage(build_transformer())
 
 
-def _request(*seeds: int, steps: int = 10, reused: tuple[int, ...] = (), stochastic: bool = True) -> GenerationRequest:
+def _request(
+    *seeds: int, steps: int = 10, reused: tuple[int, ...] = (), stochastic: bool = True
+) -> GenerationRequest:
     return GenerationRequest(
         id="r",
         kind="rollout",
@@ -53,7 +55,9 @@ def _finished(outcome: Generated | Paused) -> Arrays:
     return outcome.arrays
 
 
-@pytest.mark.parametrize("sampler", [OdeConfig(), SDE, FlowSdeConfig(type="flow_sde")], ids=["ode", "window", "sde"])
+@pytest.mark.parametrize(
+    "sampler", [OdeConfig(), SDE, FlowSdeConfig(type="flow_sde")], ids=["ode", "window", "sde"]
+)
 def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: SamplerConfig):
     engine = DenoiseEngine(model, sampler, rng_seed=3)
     request = _request(0, 1, 2, reused=(3, 7, 9))
@@ -102,7 +106,9 @@ def test_recorded_window_is_what_replay_needs(model: TinyQwenImage):
 
 
 def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage):
-    arrays = _finished(DenoiseEngine(model, OdeConfig(denoise_steps=4), rng_seed=9).generate(_request(5, 6, steps=4)))
+    arrays = _finished(
+        DenoiseEngine(model, OdeConfig(denoise_steps=4), rng_seed=9).generate(_request(5, 6, steps=4))
+    )
     x = batch_noise(9, ["p0", "p0"], [5, 6], INITIAL_NOISE, (8, 64))
     text = model.encode(['A "407"'] * 2)
     with torch.inference_mode():
@@ -116,7 +122,9 @@ def test_reused_steps_call_the_model_less(model: TinyQwenImage, monkeypatch: pyt
     sigmas: list[float] = []
     velocity = model.velocity
     monkeypatch.setattr(
-        model, "velocity", lambda x, sigma, text: sigmas.append(round(sigma[0].item(), 3)) or velocity(x, sigma, text)
+        model,
+        "velocity",
+        lambda x, sigma, text: sigmas.append(round(sigma[0].item(), 3)) or velocity(x, sigma, text),
     )
     DenoiseEngine(model, OdeConfig(), rng_seed=0).generate(_request(0, reused=(2, 4, 6, 8)))
     assert sigmas == [1.0, 0.9, 0.7, 0.5, 0.3, 0.1]

@@ -33,9 +33,17 @@ RUN = f"test-live-fleet-{os.getpid()}"
 TRACE = ProgressTrace(
     points=(
         ProgressPoint(
-            iteration=0, phase="rollout", node="spot-0", event="notice", nth_request=1, denoise_step=4, seconds_left=20.0
+            iteration=0,
+            phase="rollout",
+            node="spot-0",
+            event="notice",
+            nth_request=1,
+            denoise_step=4,
+            seconds_left=20.0,
         ),
-        ProgressPoint(iteration=0, phase="rollout", node="spot-1", event="kill", nth_request=1, denoise_step=3),
+        ProgressPoint(
+            iteration=0, phase="rollout", node="spot-1", event="kill", nth_request=1, denoise_step=3
+        ),
         ProgressPoint(iteration=1, phase="rollout", node="spot-0", event="return"),
     )
 )
@@ -115,7 +123,8 @@ async def run_requests(rig: Rig, iteration: int, requests: list[GenerationReques
     rig.coordinator.change_phase("rollout", iteration)
     submission = rig.coordinator.submit(requests)
     return {
-        request.id: arrays_digest(rig.executor.results.take(ref)) async for request, ref in submission.results()
+        request.id: arrays_digest(rig.executor.results.take(ref))
+        async for request, ref in submission.results()
     }
 
 

@@ -11,7 +11,9 @@ from spotlight_core.learning.advantage import group_advantages, has_variance
 
 def test_population_std_of_the_group():
     (advantages,) = group_advantages([np.array([1.0, 0.0, 0.0, 1.0])], AdvantageConfig())
-    assert advantages.tolist() == pytest.approx([0.5 / 0.5001, -0.5 / 0.5001, -0.5 / 0.5001, 0.5 / 0.5001], rel=1e-12)
+    assert advantages.tolist() == pytest.approx(
+        [0.5 / 0.5001, -0.5 / 0.5001, -0.5 / 0.5001, 0.5 / 0.5001], rel=1e-12
+    )
 
 
 def test_global_std_over_the_iteration():

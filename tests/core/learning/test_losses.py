@@ -27,9 +27,18 @@ def _one(value: float) -> torch.Tensor:
 def test_nft_of_one_pixel(advantage: float):
     numbers = {"v": 0.7, "v_old": 0.2, "x_t": 0.5, "x0": -0.3, "t": 0.6}
     loss = nft_loss(
-        _one(0.7), _one(0.2), _one(0.5), _one(-0.3), torch.tensor([0.6]), torch.tensor([advantage]), beta=0.1, max_advantage=5.0
+        _one(0.7),
+        _one(0.2),
+        _one(0.5),
+        _one(-0.3),
+        torch.tensor([0.6]),
+        torch.tensor([advantage]),
+        beta=0.1,
+        max_advantage=5.0,
     )
-    assert loss.item() == pytest.approx(_scalar_nft(**numbers, advantage=advantage, beta=0.1, largest=5.0), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        _scalar_nft(**numbers, advantage=advantage, beta=0.1, largest=5.0), rel=1e-5
+    )
 
 
 def test_nft_is_a_mean_over_rows_and_weights_each_row():
@@ -38,7 +47,16 @@ def test_nft_is_a_mean_over_rows_and_weights_each_row():
     t, advantages = torch.tensor([0.3, 0.9]), torch.tensor([1.0, -2.0])
     both = nft_loss(v, v_old, x_t, x0, t, advantages, beta=0.5, max_advantage=5.0)
     rows = [
-        nft_loss(v[i : i + 1], v_old[i : i + 1], x_t[i : i + 1], x0[i : i + 1], t[i : i + 1], advantages[i : i + 1], beta=0.5, max_advantage=5.0)
+        nft_loss(
+            v[i : i + 1],
+            v_old[i : i + 1],
+            x_t[i : i + 1],
+            x0[i : i + 1],
+            t[i : i + 1],
+            advantages[i : i + 1],
+            beta=0.5,
+            max_advantage=5.0,
+        )
         for i in range(2)
     ]
     assert both.item() == pytest.approx(sum(row.item() for row in rows) / 2, rel=1e-6)
@@ -53,7 +71,16 @@ def test_nft_gradient_follows_the_sign_of_the_advantage():
     gradients = {}
     for advantage in (-2.0, 0.0, 2.0):
         v = _one(0.2).requires_grad_()
-        nft_loss(v, _one(0.2), _one(0.5), _one(-0.3), torch.tensor([0.6]), torch.tensor([advantage]), beta=0.1, max_advantage=5.0).backward()
+        nft_loss(
+            v,
+            _one(0.2),
+            _one(0.5),
+            _one(-0.3),
+            torch.tensor([0.6]),
+            torch.tensor([advantage]),
+            beta=0.1,
+            max_advantage=5.0,
+        ).backward()
         assert v.grad is not None
         gradients[advantage] = v.grad.item()
     error = 0.5 - 0.6 * 0.2 + 0.3
@@ -65,16 +92,35 @@ def test_nft_gradient_follows_the_sign_of_the_advantage():
 
 def test_nft_weight_is_floored():
     perfect = _one(0.0)
-    loss = nft_loss(perfect, perfect, perfect, perfect, torch.tensor([0.5]), torch.tensor([1.0]), beta=0.1, max_advantage=5.0)
+    loss = nft_loss(
+        perfect,
+        perfect,
+        perfect,
+        perfect,
+        torch.tensor([0.5]),
+        torch.tensor([1.0]),
+        beta=0.1,
+        max_advantage=5.0,
+    )
     assert loss.item() == 0.0
     tiny = _one(1e-7)
-    loss = nft_loss(perfect, perfect, tiny, perfect, torch.tensor([0.5]), torch.tensor([0.0]), beta=1.0, max_advantage=1.0)
+    loss = nft_loss(
+        perfect, perfect, tiny, perfect, torch.tensor([0.5]), torch.tensor([0.0]), beta=1.0, max_advantage=1.0
+    )
     assert loss.item() == pytest.approx(1e-14 / 1e-5, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("kind", "steps", "expected"),
-    [(0, 500, 0.0), (1, 0, 0.0), (1, 120, 0.12), (1, 900, 0.5), (2, 75, 0.0), (2, 95, 0.15), (2, 1000, 0.999)],
+    [
+        (0, 500, 0.0),
+        (1, 0, 0.0),
+        (1, 120, 0.12),
+        (1, 900, 0.5),
+        (2, 75, 0.0),
+        (2, 95, 0.15),
+        (2, 1000, 0.999),
+    ],
 )
 def test_old_policy_decay(kind: int, steps: int, expected: float):
     assert old_policy_decay(kind, steps) == pytest.approx(expected, abs=1e-12)

@@ -62,7 +62,9 @@ def test_clean_digits_score_one(reader: Reward, shift_y: int):
     rng = np.random.default_rng(7)
     texts = ["".join(rng.choice(list("0123456789"), size=length)) for length in (2, 3, 4) for _ in range(12)]
     texts += ["11", "000", "8888", "1717"]
-    assert reader.score(_images(*texts, shift_y=shift_y), [f'A "{text}"' for text in texts]) == [1.0] * len(texts)
+    assert reader.score(_images(*texts, shift_y=shift_y), [f'A "{text}"' for text in texts]) == [1.0] * len(
+        texts
+    )
 
 
 def test_wrong_characters_cost_their_share(reader: Reward):
@@ -80,7 +82,9 @@ def test_scores_do_not_depend_on_the_neighbours(reader: Reward):
     texts = ["12", "345", "6789", "407"]
     prompts = [f'A "{text}"' for text in ("13", "345", "9789", "047")]
     together = reader.score(_images(*texts), prompts)
-    assert together == [reader.score(_images(text), [prompt])[0] for text, prompt in zip(texts, prompts, strict=True)]
+    assert together == [
+        reader.score(_images(text), [prompt])[0] for text, prompt in zip(texts, prompts, strict=True)
+    ]
 
 
 def test_a_prompt_without_target_is_an_error_not_a_zero(reader: Reward):
@@ -103,7 +107,10 @@ def test_template_ignores_where_ocr_would_forgive():
 
 
 def test_jpeg_size_is_the_share_saved():
-    flat, noisy = np.full((16, 32, 3), 200, np.uint8), np.random.default_rng(0).integers(0, 256, (16, 32, 3), np.uint8)
+    flat, noisy = (
+        np.full((16, 32, 3), 200, np.uint8),
+        np.random.default_rng(0).integers(0, 256, (16, 32, 3), np.uint8),
+    )
     reward = build_reward(JpegSizeRewardConfig(type="jpeg_size"))
     buffer = io.BytesIO()
     Image.fromarray(flat).save(buffer, "JPEG", quality=95)
@@ -136,7 +143,11 @@ def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str):
 
 @pytest.mark.parametrize(
     ("source", "problem"),
-    [("x = 1\n", "no function 'score'"), ("def score(:\n", "cannot be imported"), ("1 / 0\n", "cannot be imported")],
+    [
+        ("x = 1\n", "no function 'score'"),
+        ("def score(:\n", "cannot be imported"),
+        ("1 / 0\n", "cannot be imported"),
+    ],
 )
 def test_a_broken_reward_file_is_bad_input(tmp_path: Path, source: str, problem: str):
     with pytest.raises(BadInputError, match=problem):

@@ -10,7 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
-from spotlight_core.config import FunctionRewardConfig, JpegSizeRewardConfig, OcrRewardConfig, TemplateRewardConfig
+from spotlight_core.config import (
+    FunctionRewardConfig,
+    JpegSizeRewardConfig,
+    OcrRewardConfig,
+    TemplateRewardConfig,
+)
 from spotlight_core.errors import BadInputError, ScorerError
 from spotlight_core.rewards import scorer as scorer_module
 from spotlight_core.rewards.scorer import ScorerPool
@@ -30,7 +35,9 @@ def pool() -> Iterator[ScorerPool]:
 
 def _function(tmp_path: Path, body: str) -> FunctionRewardConfig:
     file = tmp_path / "mine.py"
-    file.write_text(f"import os\nfrom pathlib import Path\nseen = Path({str(tmp_path / 'calls')!r})\n\n{body}")
+    file.write_text(
+        f"import os\nfrom pathlib import Path\nseen = Path({str(tmp_path / 'calls')!r})\n\n{body}"
+    )
     return FunctionRewardConfig(type="function", file=file)
 
 
@@ -154,7 +161,9 @@ def test_the_scorer_dies_with_its_parent():
         "time.sleep(3600)\n"
     )
     root = Path(scorer_module.__file__).parents[2]
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root) as driver:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as driver:
         assert driver.stdout is not None
         child = psutil.Process(int(driver.stdout.readline()))
         driver.kill()

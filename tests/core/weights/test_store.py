@@ -19,7 +19,10 @@ def _weights(value: float) -> dict[str, torch.Tensor]:
 def test_digest_is_sha256_in_name_order_over_contiguous_bytes():
     a = torch.arange(6.0).reshape(2, 3).t().contiguous()
     expected = hashlib.sha256(
-        b"a(3, 2)torch.float32" + a.numpy().tobytes() + b"b(2,)torch.float32" + torch.ones(2).numpy().tobytes()
+        b"a(3, 2)torch.float32"
+        + a.numpy().tobytes()
+        + b"b(2,)torch.float32"
+        + torch.ones(2).numpy().tobytes()
     ).hexdigest()
     assert weights_digest(_weights(1.0)) == expected
 
