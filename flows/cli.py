@@ -131,7 +131,7 @@ def down(
 @app.command()
 def recipes() -> None:
     """List the shipped recipes."""
-    from spotlight_core.config import RECIPES, recipe_names
+    from spotlight_core.recipes import RECIPES, recipe_names
 
     for name in recipe_names():
         first = (RECIPES / f"{name}.toml").read_text(encoding="utf-8").split("\n", 1)[0]
@@ -168,7 +168,7 @@ def pretrain_tiny(
 
 
 def _resolved(recipe: str, name: str | None, overrides: list[str], trace: str | None) -> "RunConfig":
-    from spotlight_core.config import load_recipe
+    from spotlight_core.recipes import load_recipe
 
     assignments = list(overrides)
     if name is not None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from spotlight_core.config import RECIPES
 from spotlight_core.data.prompts import quoted_target, read_prompts
 from spotlight_core.diffusion.tiny.pretrain import (
     DEFAULT_CAPTION_NOISE,
     DEFAULT_OPTIMIZER_STEPS,
     pretrain,
 )
+from spotlight_core.recipes import RECIPES
 
 HELD_OUT = RECIPES / "prompts" / "digits" / "test.txt"
 SAY_EVERY = 100

@@ -4,16 +4,14 @@ TOML in, resolved JSON out.  Unknown keys are errors.  ``extends = "other"`` sta
 recipe, so that variants differ by their lines alone.
 """
 
-import difflib
 import json
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from spotlight_core.errors import BadInputError
+NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
 
 
 class Section(BaseModel):
@@ -289,6 +287,14 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
+        if self.loss.type == "grpo" and self.sampler.type == "ode":
+            raise ValueError("loss grpo needs log-probabilities: set sampler.type = 'flow_sde'")
+        self._check_prices()
+        if isinstance(self.exploration, FixedArmConfig):
+            self._check_arm(self.exploration)
+        return self
+
+    def _check_prices(self) -> None:
         for pool, nodes in (("reserved", self.fleet.reserved_nodes), ("spot", self.fleet.spot_nodes)):
             if nodes and pool not in self.prices:
                 raise ValueError(
@@ -299,134 +305,20 @@ class RunConfig(Section):
                 raise ValueError(f"prices.{pool}: unknown pool, the pools are reserved and spot")
             if not 0 <= price < float("inf"):
                 raise ValueError(f"prices.{pool} = {price}: give USD per GPU-hour, 0 or more")
-        if self.loss.type == "grpo" and self.sampler.type == "ode":
-            raise ValueError("loss grpo needs log-probabilities: set sampler.type = 'flow_sde'")
-        arm = self.exploration
-        if isinstance(arm, FixedArmConfig):
-            if arm.effective_steps > self.sampler.denoise_steps:
-                raise ValueError(
-                    f"exploration.effective_steps = {arm.effective_steps} exceeds "
-                    f"sampler.denoise_steps = {self.sampler.denoise_steps}"
-                )
-            if arm.seeds_per_prompt < self.data.seeds_per_prompt:
-                raise ValueError(
-                    f"exploration.seeds_per_prompt = {arm.seeds_per_prompt} is below "
-                    f"data.seeds_per_prompt = {self.data.seeds_per_prompt}: explore at least as many as you train"
-                )
-            if arm.unexplored_prompts >= self.data.prompts_per_iteration:
-                raise ValueError("exploration.unexplored_prompts leaves no prompt to explore")
-        return self
 
-
-RECIPES = Path(__file__).parent.parent / "flows" / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """The shipped recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
-
-
-def find_recipe(recipe: str, beside: Path | None = None) -> Path:
-    """A path to a TOML file, or the name of a shipped recipe."""
-    for candidate in (Path(recipe), (beside or Path()) / f"{recipe}.toml", RECIPES / f"{recipe}.toml"):
-        if candidate.suffix == ".toml" and candidate.is_file():
-            return candidate
-    raise BadInputError(f"no recipe {recipe!r}", f"give a TOML file or one of {', '.join(recipe_names())}")
-
-
-NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
-_PATHS = (("data", "prompts"), ("fleet", "trace"), ("model", "weights"), ("reward", "file"))
-
-
-def _read_tree(path: Path) -> dict[str, Any]:
-    """The recipe's tables with ``extends`` followed and relative paths resolved beside their file."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{path} is not valid TOML", str(error)) from error
-    for section, key in _PATHS:
-        value = tree.get(section, {}).get(key) if isinstance(tree.get(section), dict) else None
-        if isinstance(value, str) and value != NO_FILE:
-            tree[section][key] = str((path.parent / value).resolve())
-    parent = tree.pop("extends", None)
-    return _merged(_read_tree(find_recipe(parent, path.parent)), tree) if parent else tree
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``, table by table; a table with another ``type`` replaces the whole."""
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        tables = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if tables and value.get("type", old.get("type")) == old.get("type"):
-            result[key] = _merged(old, value)
-        else:
-            result[key] = value
-    return result
-
-
-def _override(tree: dict[str, Any], assignment: str) -> None:
-    """Apply one ``section.key=value``; the value is TOML, or a bare string."""
-    key, separator, text = assignment.partition("=")
-    if not separator or not key.strip():
-        raise BadInputError(
-            f"override {assignment!r} is not key=value", "write for example optimizer.lr=1e-4"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    branch: dict[str, Any] = {}
-    nested = branch
-    *parents, leaf = key.strip().split(".")
-    if (*parents, leaf) in _PATHS and isinstance(value, str) and value != NO_FILE:
-        value = str(Path(value).resolve())
-    for parent in parents:
-        nested = nested.setdefault(parent, {})
-    nested[leaf] = value
-    merged = _merged(tree, branch)
-    tree.clear()
-    tree.update(merged)
-
-
-def _known_keys(model: type[BaseModel]) -> Iterable[str]:
-    for name, field in model.model_fields.items():
-        yield name
-        for part in getattr(field.annotation, "__args__", (field.annotation,)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield from _known_keys(part)
-
-
-def _explain(error: ValidationError, source: str) -> BadInputError:
-    """The first fault of a validation as one line that names the key and the remedy."""
-    fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(fault["loc"][-1]), set(_known_keys(RunConfig)), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it"
-        return BadInputError(f"{source}: unknown key {key!r}", hint)
-    if fault["type"] == "missing":
-        return BadInputError(f"{source}: {key!r} is missing", "add it")
-    if not key:
-        return BadInputError(source, fault["msg"].removeprefix("Value error, "))
-    return BadInputError(f"{source}: {key} = {fault['input']!r} is not usable", fault["msg"])
-
-
-def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read, merge, override and validate a recipe.
-
-    Raises:
-        BadInputError: no such recipe, not TOML, an unknown key, a wrong type or an inconsistent pair.
-    """
-    path = find_recipe(recipe)
-    tree = _read_tree(path)
-    tree.setdefault("name", path.stem)
-    for assignment in overrides:
-        _override(tree, assignment)
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise _explain(error, path.name) from error
+    def _check_arm(self, arm: FixedArmConfig) -> None:
+        if arm.effective_steps > self.sampler.denoise_steps:
+            raise ValueError(
+                f"exploration.effective_steps = {arm.effective_steps} exceeds "
+                f"sampler.denoise_steps = {self.sampler.denoise_steps}"
+            )
+        if arm.seeds_per_prompt < self.data.seeds_per_prompt:
+            raise ValueError(
+                f"exploration.seeds_per_prompt = {arm.seeds_per_prompt} is below "
+                f"data.seeds_per_prompt = {self.data.seeds_per_prompt}: explore at least as many as you train"
+            )
+        if arm.unexplored_prompts >= self.data.prompts_per_iteration:
+            raise ValueError("exploration.unexplored_prompts leaves no prompt to explore")
 
 
 def flattened(config: RunConfig) -> dict[str, str]:

@@ -59,7 +59,7 @@ class GenerationRequest:
     """A fixed micro-batch of trajectories, kept together when committed and resumed.
 
     Fixed, since a batch of another size differs in the last bits.  ``prompts`` holds the one prompt
-    of all rows (rollout, audit, exploration) or one for each seed (evaluation).
+    of all rows (rollout, audit, exploration) or one for each seed (evaluation); ValueError otherwise.
     """
 
     id: str
@@ -68,6 +68,10 @@ class GenerationRequest:
     seeds: tuple[int, ...]
     policy: PolicyVersion
     fidelity: Fidelity
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(self.prompts) not in (1, len(self.seeds)):
+            raise ValueError(f"{self.id}: {len(self.prompts)} prompts for {len(self.seeds)} seeds")
 
     @property
     def prompt(self) -> Prompt:

@@ -9,6 +9,7 @@ reclaimed machine would go.
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -31,6 +32,8 @@ from spotlight_core.executor.processes import (
     run_environment,
     run_processes,
 )
+
+LOG = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # results travel inline; Ray refuses less than 75 MiB
@@ -90,10 +93,9 @@ class RayCluster:
     def connect(self) -> None:
         """Make this process a driver of the cluster."""
         import ray
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
-        # Ray prints a paragraph for each lost node, long after we have acted on it.
-        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+        # Ray prints a paragraph to the terminal for each lost node, long after we have acted on it.
+        ray._private.worker.print_to_stdstream = _log_lines
         with _signal_handlers_kept():
             ray.init(
                 address=self.address,
@@ -147,7 +149,7 @@ class RayCluster:
         from ray._private.node import Node
         from ray._private.parameter import RayParams
 
-        class HeadWithoutServer(Node):  # type: ignore[misc]
+        class HeadWithoutServer(Node):
             """A head that starts no API server, whatever the flag for its pages says."""
 
             def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
@@ -213,13 +215,10 @@ class RayCluster:
         }
         self._former_environment = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
-        # Whoever imported Ray before has fixed these at import time.
         from ray._private import ray_constants
-        from ray._raylet import AuthenticationTokenLoader, Config
 
         ray_constants.ENABLE_RAY_CLUSTER = False  # else 127.0.0.1 is replaced by the outside address
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        _read_environment()
 
     def _leave_environment(self) -> None:
         for name, value in self._former_environment.items():
@@ -228,10 +227,7 @@ class RayCluster:
             else:
                 os.environ[name] = value
         if self._former_environment:
-            from ray._raylet import AuthenticationTokenLoader, Config
-
-            Config.initialize("")  # before the token is forgotten: see reset_auth_token_state in Ray
-            AuthenticationTokenLoader.instance().reset_cache()
+            _read_environment()
         self._former_environment = {}
 
     # -- ending ---------------------------------------------------------------------------------------
@@ -265,6 +261,21 @@ def _node_environment(name: str, incarnation: int) -> dict[str, str]:
         "RAY_BACKEND_LOG_LEVEL": "warning",
         "PYTHONPATH": here if not former else f"{here}{os.pathsep}{former}",
     }
+
+
+def _read_environment() -> None:
+    """Make Ray read its settings again: it did when it was imported, by whomever.
+
+    In this order, since a thread of a former connection that still drains would look for a token.
+    """
+    from ray import _raylet
+
+    _raylet.Config.initialize("")
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _log_lines(data: dict[str, Any], **_: object) -> None:
+    LOG.debug("Ray: %s", " ".join(data["lines"]))
 
 
 def _started_processes(node: Any) -> list["subprocess.Popen[bytes]"]:

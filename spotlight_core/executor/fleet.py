@@ -160,7 +160,7 @@ class LiveFleet:
                 LOG.warning("node %s-%d did not start: %s", setup.node, setup.incarnation, error)
                 self._boots[setup.node].error = error
                 self._cluster.kill_node(setup.node, setup.incarnation)
-                self._bury("killed", only=(setup.node, setup.incarnation))
+                self._bury("failed to start", only=(setup.node, setup.incarnation))
             return
         life = NodeLife(
             node=setup.node,

@@ -76,10 +76,9 @@ class NodeLog:
 def _read(path: Path) -> NodeLife | None:
     if not path.is_file():
         return None
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):  # a node killed while it wrote leaves half a line
-            records.append(json.loads(line))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # A node that was killed while it wrote leaves half a line.
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
     started = next((record for record in records if record["event"] == "start"), None)
     if started is None:
         return None

@@ -203,13 +203,20 @@ class RayExecutor:
         try:
             state = await self._committed_state(start)
             stream = node.actor.generate.options(num_returns="streaming", concurrency_group="denoise")
+            ended = False
             async for message in stream.remote(start, state):
-                await self._receive(start, node, await message)
+                received: Message = await message
+                await self._receive(start, node, received)
+                ended = isinstance(received, FinishedResult) or (
+                    isinstance(received, CommittedState) and received.released
+                )
+            if not ended:  # an abandoned lease says nothing more, and its group must not stay taken
+                self._inbox.post(Failed(lease=start.lease, error="abandoned", retryable=True))
         except RayTaskError as error:
             self._failed(start, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
             self._unreachable(node, error)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the lease must end
+        except Exception as error:  # whatever it was, the lease must end
             self._failed(start, error)
         finally:
             node.leases.pop(start.lease, None)

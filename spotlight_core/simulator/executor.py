@@ -285,7 +285,9 @@ class SimExecutor:
 
     def _return_nodes(self, event: PhaseChanged) -> None:
         for point in [p for p in self._points if p.event == "return"]:
-            begins = (event.iteration + 1, "explore") if event.phase == "train" else (event.iteration, event.phase)
+            # Batch n + 1 is explored while iteration n trains.
+            ahead = event.phase == "train"
+            begins = (event.iteration + ahead, "explore" if ahead else event.phase)
             if (point.iteration, point.phase) == begins and point.node not in self._present:
                 self._points.remove(point)
                 self.join(point.node, "spot", at=self.calendar.now)

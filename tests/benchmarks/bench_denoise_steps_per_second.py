@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from spotlight_core.config import RunConfig, load_recipe
+from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.engine import DenoiseEngine
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.executor.cluster import RayCluster
@@ -22,6 +22,7 @@ from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
+from spotlight_core.recipes import load_recipe
 from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from spotlight_core.batches import BatchPlanner, explored_scores
-from spotlight_core.config import RunConfig, load_recipe
+from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.learning.trainer import PolicyTrainer, TrainingGroup
+from spotlight_core.recipes import load_recipe
 from spotlight_core.rewards.base import Reward, build_reward
 from spotlight_core.types import GenerationRequest, PolicyVersion, RunState
 from tests.benchmarks import Measurement

@@ -7,19 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotlight_core.config import (
-    RECIPES,
-    FixedArmConfig,
-    FlowSdeConfig,
-    GrpoConfig,
-    NftConfig,
-    RunConfig,
-    find_recipe,
-    flattened,
-    load_recipe,
-    recipe_names,
-)
+from spotlight_core.config import FixedArmConfig, FlowSdeConfig, GrpoConfig, NftConfig, RunConfig, flattened
 from spotlight_core.errors import BadInputError
+from spotlight_core.recipes import RECIPES, find_recipe, load_recipe, recipe_names
 
 Write = Callable[[str, str], Path]
 
@@ -255,3 +245,29 @@ def test_flattened_keys_are_dotted_and_complete(write: Write) -> None:
         return sum(map(leaves, tree.values())) if isinstance(tree, dict) else 1
 
     assert len(flat) == leaves(config.model_dump(mode="json"))
+
+
+def test_a_recipe_may_extend_the_shipped_one_of_its_own_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "quickstart.toml"
+    recipe.write_text('extends = "quickstart"\niterations = 3\n', encoding="utf-8")
+    assert load_recipe(str(recipe)).iterations == 3
+
+
+def test_circles_and_nonsense_in_extends_are_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text('extends = "two"\n', encoding="utf-8")
+    two.write_text('extends = "one"\n', encoding="utf-8")
+    with pytest.raises(BadInputError, match="break the circle"):
+        load_recipe(str(one))
+    one.write_text("extends = 3\n", encoding="utf-8")
+    with pytest.raises(BadInputError, match="extends = 3"):
+        load_recipe(str(one))
+
+
+def test_one_price_can_be_overridden_alone() -> None:
+    assert load_recipe("quickstart", ["prices.spot=1.5"]).prices == {"reserved": 10.08, "spot": 1.5}
+
+
+def test_a_key_of_a_typed_table_is_named_as_it_is_written() -> None:
+    with pytest.raises(BadInputError, match=r"exploration\.seeds_per_prompt = 'many'"):
+        load_recipe("quickstart", ["exploration.seeds_per_prompt=many"])

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from spotlight_core.config import RECIPES
 from spotlight_core.data.prompts import quoted_target, read_prompts
 from spotlight_core.diffusion.tiny.glyphs import WIDTH, font
 from spotlight_core.diffusion.tiny.model import check_text
 from spotlight_core.errors import BadInputError
+from spotlight_core.recipes import RECIPES
 
 DIGITS = RECIPES / "prompts" / "digits"
 

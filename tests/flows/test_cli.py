@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from spotlight_core.config import RECIPES
+from spotlight_core.recipes import RECIPES
 
 Said = tuple[int, str, str]
 Cli = Callable[..., Said]

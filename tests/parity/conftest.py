@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from spotlight_core.batches import BatchPlanner
-from spotlight_core.config import RunConfig, load_recipe
+from spotlight_core.config import RunConfig
 from spotlight_core.costs import CostModel
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.events import Command, Event
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.philox import named_generator
+from spotlight_core.recipes import load_recipe
 from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.simulator.phases import SimPhases, run_in_virtual_time, simulate_iterations

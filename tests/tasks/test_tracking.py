@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from spotlight_core.config import RunConfig, load_recipe
+from spotlight_core.config import RunConfig
 from spotlight_core.market.prices import PriceBook
+from spotlight_core.recipes import load_recipe
 from tasks.run_folder import RunFolder, append_record
 from tasks.tracking import TrackedRun, parameters, target_metrics, tracking_uri
 

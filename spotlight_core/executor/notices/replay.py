@@ -27,7 +27,7 @@ class ReplayWatcher:
     """Which point of a node's trace strikes at this boundary; each strikes once."""
 
     def __init__(self, points: Iterable[ProgressPoint], grace_seconds: float) -> None:
-        self._points = {
+        self._points: dict[tuple[int, str, int | None, int | None], ProgressPoint] = {
             (point.iteration, point.phase, point.nth_request, point.denoise_step): point
             for point in points
             if point.event != "return"

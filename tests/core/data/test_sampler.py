@@ -17,5 +17,5 @@ def test_every_batch_is_full_and_a_pass_visits_each_prompt_once() -> None:
 
 def test_position_alone_decides_and_the_seed_changes_the_order() -> None:
     sampler = GroupSampler(prompts=PROMPTS, rng_seed=0)
-    assert sampler.batch(7, 4) == tuple([*sampler.batch(7, 1), *sampler.batch(8, 3)])
+    assert sampler.batch(7, 4) == (*sampler.batch(7, 1), *sampler.batch(8, 3))
     assert sampler.batch(0, 5) != GroupSampler(prompts=PROMPTS, rng_seed=1).batch(0, 5)

@@ -1,11 +1,10 @@
 """A real Ray cluster under a replayed trace: notice, kill, return; the results are those of a bare loop."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from spotlight_core.config import DataConfig, FleetConfig, ModelConfig, OdeConfi
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
-from spotlight_core.events import Committed, Event, Lost, NodeJoined, Start, from_dict
+from spotlight_core.events import Lost, NodeJoined, Start
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.fleet import LiveFleet, bury_open_nodes
@@ -152,21 +151,19 @@ def of_kind(rig: Rig, kind: type) -> list[object]:
     return [word for word in rig.words if isinstance(word, kind)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = make_rig(tmp_path, RUN, TRACE, spot_nodes=2)
     rig.coordinator.start()
     try:
-        began = time.monotonic()
         rig.fleet.start()
-        print(f"boot {time.monotonic() - began:.1f} s")
         yield rig
     finally:
         rig.fleet.close()
         rig.coordinator.close()
 
 
-@pytest.mark.slow()
+@pytest.mark.slow
 def test_preempted_requests_end_with_the_same_bits_and_nothing_is_left(rig: Rig) -> None:
     first, second = make_requests(rig.policy, 0, 8), make_requests(rig.policy, 1, 4)
     digests = asyncio.run(run_requests(rig, 0, first))

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from spotlight_core.config import RECIPES
 from spotlight_core.errors import BadInputError
 from spotlight_core.market.progress import ProgressPoint, ProgressTrace
 from spotlight_core.market.traces import ClockEvent, ClockTrace, read_trace, slots
+from spotlight_core.recipes import RECIPES
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 

@@ -60,7 +60,9 @@ class Harness:
         return self(WeightsLoaded(node=node, incarnation=incarnation, policy=policy, digest=policy.digest))
 
 
-def ready(*requests: GenerationRequest, phase: str = "rollout", **rules: float) -> tuple[Harness, list[Command]]:
+def ready(
+    *requests: GenerationRequest, phase: str = "rollout", **rules: float
+) -> tuple[Harness, list[Command]]:
     """A reserved and a spot node that hold POLICY, and the commands that loading caused."""
     harness = Harness(**rules)
     harness(PhaseChanged(phase=phase, iteration=0))  # type: ignore[arg-type]
@@ -145,9 +147,7 @@ def test_a_notice_yields_commits_and_resumes_elsewhere_at_the_committed_step() -
         Yield(lease="1.2", group=SPOT, by=7.0, reason="notice"),
         SetTimer(id="drain/spot-0/1", at=7.0),
     ]
-    committed = Committed(
-        lease="1.2", request="b", next_denoise_step=4, ref="b@4", digest="y", released=True
-    )
+    committed = Committed(lease="1.2", request="b", next_denoise_step=4, ref="b@4", digest="y", released=True)
     assert harness(committed, at=3.0) == [Release(node="spot-0", incarnation=1)]
     resumed = harness(finished("1.1", "a"), at=4.0)
     assert resumed[1] == Start(
@@ -189,9 +189,7 @@ def test_a_missed_deadline_abandons_the_lease_and_requeues_it() -> None:
 
 def test_a_silent_lease_is_lost_but_a_commit_renews_it() -> None:
     harness, _ = ready(request("a"))
-    commit = Committed(
-        lease="1.1", request="a", next_denoise_step=5, ref="a@5", digest="y", released=False
-    )
+    commit = Committed(lease="1.1", request="a", next_denoise_step=5, ref="a@5", digest="y", released=False)
     assert harness(commit, at=50.0) == [SetTimer(id="lease/1.1#2", at=110.0)]
     assert harness(Timer(id="lease/1.1#1"), at=60.0) == []
     commands = harness(Timer(id="lease/1.1#2"), at=110.0)
@@ -223,7 +221,9 @@ def test_attempts_are_limited_and_a_hopeless_request_is_aborted_at_once() -> Non
     assert starts(harness(failed)) == [("a", "spot-0", 0)]
     assert harness(Failed(lease="1.2", error="out of memory", retryable=True)) == [
         Settle(
-            request="a", outcome="aborted", detail="2 attempts used up, the last one ended with: out of memory"
+            request="a",
+            outcome="aborted",
+            detail="2 attempts used up, the last one ended with: out of memory",
         )
     ]
     harness, _ = ready(request("a"))

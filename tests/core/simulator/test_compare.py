@@ -26,7 +26,6 @@ def records(*scores: float) -> list[dict[str, object]]:
     return base
 
 
-
 def test_seconds_per_iteration_of_one_node() -> None:
     config = small_recipe("exploration={type='none'}", "fleet.spot_nodes=0")
     assert simulated_seconds_per_iteration(config, COSTS) == pytest.approx(ALONE_SECONDS, rel=1e-9)
@@ -49,7 +48,7 @@ def test_the_target_must_hold_for_two_evaluations() -> None:
 
 
 def test_a_run_that_never_held_its_target_has_no_price() -> None:
-    with pytest.raises(BadInputError, match="never held its target 0.9"):
+    with pytest.raises(BadInputError, match=r"never held its target 0\.9"):
         simulated_cost("r", small_recipe(), records(0.7, 0.91, 0.8), COSTS)
 
 
