@@ -71,7 +71,7 @@ class Occasion(Generic[T]):
     def value(self) -> T:
         if not self.done:
             raise RuntimeError("not yet")
-        return self._value  # type: ignore[no-any-return]
+        return self._value
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.done:
