@@ -20,6 +20,7 @@ from spotlight_core.errors import SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
 from tasks.display import Display
+from tasks.logs import log_to, stop_logging
 from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
@@ -97,12 +98,14 @@ class _Driver:
 
         from tasks.plant import Plant
 
+        log = log_to(self._folder.logs / "driver.log")
         plant = Plant(self._config, self._folder, prefect=prefect, display=self._display, stop=self._stop)
         try:
             checkpoint = plant.start()
             asyncio.run(self._flow(plant, checkpoint))
         finally:
             plant.close()
+            stop_logging(log)
 
     async def _flow(self, plant: "object", checkpoint: "object") -> None:
         from flows.post_train import post_train

@@ -7,8 +7,10 @@ scorer ──────┤
 trainer ─────┘
 """
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -43,6 +45,7 @@ from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 
 
 class LiveLedger:
@@ -124,7 +127,12 @@ class Plant:
         self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
         fleet = self._assemble()
         self._together(
-            self._prefect.start, fleet.start, self._scorer.check, lambda: tracking.prepare(self.folder.runs)
+            {
+                "Prefect": self._prefect.start,
+                "fleet": fleet.start,
+                "scorer": self._scorer.check,
+                "MLflow": lambda: tracking.prepare(self.folder.runs),
+            }
         )
         return checkpoint
 
@@ -215,10 +223,10 @@ class Plant:
         )
         return executor
 
-    def _together(self, *starts: Callable[[], object]) -> None:
+    def _together(self, starts: Mapping[str, Callable[[], object]]) -> None:
         """Run all at once; the first failure is raised, and a stop asked for meanwhile is obeyed."""
         pool = ThreadPoolExecutor(max_workers=len(starts), thread_name_prefix="start")
-        pending = {pool.submit(start) for start in starts}
+        pending = {pool.submit(_timed, name, start) for name, start in starts.items()}
         try:
             while pending:
                 if self._stop.is_set():
@@ -229,3 +237,9 @@ class Plant:
         finally:
             # Not waited for: closing what they wait for is what ends those that still run.
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _timed(name: str, start: Callable[[], object]) -> None:
+    began = time.monotonic()
+    start()
+    LOG.info("%s started in %.1f s", name, time.monotonic() - began)

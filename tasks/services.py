@@ -20,6 +20,7 @@ from tasks.run_folder import RunFolder, file_lock
 
 START_SECONDS = 90.0
 STOP_SECONDS = 3.0
+FLUSH_SECONDS = 3.0
 
 # Prefect reads these once, when it is first imported, so they are set before that.
 CLIENT_SETTINGS = {
@@ -153,6 +154,7 @@ class PrefectServer:
 
     def stop(self) -> None:
         """End the embedded server; safe to call twice."""
+        _send_what_is_queued()
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
@@ -162,3 +164,17 @@ class PrefectServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _send_what_is_queued() -> None:
+    """Let Prefect's client send its last states and logs while somebody listens.
+
+    Left to the interpreter's exit, it would retry against a server that is gone, for minutes.
+    """
+    if "prefect.events.worker" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    EventsWorker.drain_all(timeout=FLUSH_SECONDS)
+    APILogWorker.drain_all(timeout=FLUSH_SECONDS)

@@ -67,6 +67,7 @@ class RayCluster:
         self.folder = temp_folder or ray_folder(run_id)
         self._port = port
         self._nodes: dict[tuple[str, int], Any] = {}
+        self._booting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._former_environment: dict[str, str | None] = {}
         self._connected = False
@@ -87,8 +88,7 @@ class RayCluster:
             check_port_free(self._port)
         self._make_folder()
         self._enter_environment()
-        with self._lock:
-            self._nodes[HEAD] = self._boot(*HEAD, {"gcs_server_port": self._port, "no_monitor": True})
+        self._boot(*HEAD, {"gcs_server_port": self._port, "no_monitor": True})
 
     def connect(self) -> None:
         """Make this process a driver of the cluster."""
@@ -113,8 +113,6 @@ class RayCluster:
             FleetError: the node does not come up.
         """
         node = self._boot(name, incarnation, {"gcs_address": self.address, "node_manager_port": 0})
-        with self._lock:
-            self._nodes[name, incarnation] = node
         return _raylet(node).pid
 
     def alive(self, name: str, incarnation: int) -> bool:
@@ -131,13 +129,18 @@ class RayCluster:
         self._end(name, incarnation, terminate_seconds=2.0)
 
     def stop(self) -> None:
-        """End every node and the head, and remove the temporary folder; safe to call twice."""
+        """End every node and the head, and remove the temporary folder.
+
+        Safe to call twice: the second time catches a node whose boot was under way at the first.
+        """
         if self._connected:
             import ray
 
             self._connected = False
             ray.shutdown()
-        for name, incarnation in sorted(self._nodes, key=lambda key: key == HEAD):
+        with self._lock:
+            keys = self._nodes.keys() | self._booting
+        for name, incarnation in sorted(keys, key=lambda key: key == HEAD):
             self.kill_node(name, incarnation)
         remove_folder(self.folder)
         self._leave_environment()
@@ -178,13 +181,19 @@ class RayCluster:
         )
         head = (name, incarnation) == HEAD
         kind = HeadWithoutServer if head else Node
+        with self._lock:
+            self._booting.add((name, incarnation))
         try:
-            return kind(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
+            node = kind(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
         except Exception as error:  # Ray raises plain Exception here
             end_processes(run_processes(self.run_id, f"{name}-{incarnation}"), grace_seconds=0.0)
             raise FleetError(
                 f"Ray node {name}-{incarnation} did not start ({error})", f"see the logs in {self.folder}"
             ) from error
+        with self._lock:
+            self._booting.discard((name, incarnation))
+            self._nodes[name, incarnation] = node
+        return node
 
     def _make_folder(self) -> None:
         try:

@@ -125,6 +125,7 @@ class LiveFleet:
         self._cluster.stop()
         for boot in boots:
             boot.thread.join(timeout=5.0)
+        self._cluster.stop()
         self._executor.close()
         self._bury("shutdown")
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -124,15 +124,10 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _wait(processes: Sequence[psutil.Process], seconds: float) -> None:
-    """Wait for the end of each, zombies of another parent counting as ended."""
-    for remaining in _countdown(seconds):
-        left = [process for process in processes if _alive(process)]
-        if not left:
-            return
-        psutil.wait_procs(left, timeout=min(0.1, remaining))
+    """Wait for the end of each.
 
-
-def _countdown(seconds: float) -> Iterator[float]:
+    By looking, since psutil's own wait would take a child's exit code from the Popen that owns it.
+    """
     deadline = time.monotonic() + seconds
-    while (remaining := deadline - time.monotonic()) > 0:
-        yield remaining
+    while any(_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from spotlight_core.diffusion.engine import Arrays, arrays_digest, from_bytes, to_bytes
+from spotlight_core.diffusion.engine import arrays_digest, from_bytes, to_bytes
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import (
     Abandon,
@@ -47,6 +47,7 @@ from spotlight_core.executor.actors import (
 from spotlight_core.executor.cluster import RayCluster, node_resource
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLife, NodeLog
+from spotlight_core.executor.results import Results
 from spotlight_core.tensor_store import TensorStore
 
 NodeKey = tuple[str, int]
@@ -54,31 +55,6 @@ LOG = logging.getLogger(__name__)
 
 CONTROL_SECONDS = 5.0  # a stop that takes longer than this is a node that does not answer
 WATCH_SECONDS = 0.25  # between two looks at the raylets
-
-
-class Results:
-    """Finished arrays by ref (the request's id), until somebody takes them."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, Arrays] = {}
-        self._known: set[str] = set()
-        self._lock = threading.Lock()
-
-    def put(self, ref: str, arrays: Arrays) -> None:
-        """Keep the first result of a request; a second one, even after the first was taken, is dropped."""
-        with self._lock:
-            if ref not in self._known:
-                self._known.add(ref)
-                self._arrays[ref] = arrays
-
-    def take(self, ref: str) -> Arrays:
-        """The result, which is then the caller's.
-
-        Raises:
-            KeyError: there is no such result, or it was taken before.
-        """
-        with self._lock:
-            return self._arrays.pop(ref)
 
 
 def create_actor(setup: ActorSetup, epoch: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from spotlight_core.errors import BadInputError
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.processes import run_processes
-from spotlight_core.executor.ray import Results
+from spotlight_core.executor.results import Results
 
 
 def test_a_port_in_use_is_named_and_nothing_is_left(tmp_path: Path) -> None:

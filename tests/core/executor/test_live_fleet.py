@@ -2,11 +2,15 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -14,7 +18,8 @@ from spotlight_core.config import DataConfig, FleetConfig, ModelConfig, OdeConfi
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
-from spotlight_core.events import Lost, NodeJoined, Start
+from spotlight_core.errors import FleetError
+from spotlight_core.events import Failed, Lost, NodeJoined, Notice, Start
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.fleet import LiveFleet, bury_open_nodes
@@ -23,6 +28,7 @@ from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import ray_folder, run_processes
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.market.progress import ProgressPoint, ProgressTrace
+from spotlight_core.market.traces import ClockEvent, ClockTrace
 from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
@@ -62,7 +68,7 @@ class Rig:
     words: list[object]
 
 
-def make_rig(folder: Path, run_id: str, trace: ProgressTrace | None, spot_nodes: int) -> Rig:
+def make_rig(folder: Path, run_id: str, trace: ProgressTrace | ClockTrace | None, spot_nodes: int) -> Rig:
     torch.manual_seed(0)
     TinyQwenImage(build_transformer()).save_weights(folder / "tiny.safetensors")
     config = RunConfig(
@@ -71,7 +77,7 @@ def make_rig(folder: Path, run_id: str, trace: ProgressTrace | None, spot_nodes:
         model=ModelConfig(weights=folder / "tiny.safetensors"),
         data=DataConfig(prompts=folder),
         sampler=OdeConfig(denoise_steps=6),
-        fleet=FleetConfig(spot_nodes=spot_nodes),
+        fleet=FleetConfig(spot_nodes=spot_nodes, trace_speedup=1.0),
     )
     weights = build_model(config.model).transformer.state_dict()
     policy = WeightStore(folder / "weights").publish("old", 0, weights)
@@ -147,7 +153,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
-def of_kind(rig: Rig, kind: type) -> list[object]:
+def of_kind(rig: Rig, kind: type) -> list[Any]:
     return [word for word in rig.words if isinstance(word, kind)]
 
 
@@ -189,3 +195,78 @@ def test_preempted_requests_end_with_the_same_bits_and_nothing_is_left(rig: Rig)
     starts = {(life.node, life.incarnation): life.started_at for life in lives}
     assert starts == {(node.node, node.incarnation): node.started_at for node in of_kind(rig, NodeJoined)}
     assert bury_open_nodes(rig.folder, time.time()) == []
+
+
+@pytest.mark.slow
+def test_faults_of_a_request_and_of_a_stranger(tmp_path: Path) -> None:
+    run_id = f"{RUN}-faults"
+    rig = make_rig(tmp_path, run_id, None, spot_nodes=0)
+    rig.coordinator.start()
+    try:
+        rig.fleet.start()
+        good = make_requests(rig.policy, 0, 1)
+        bad = replace(good[0], id="0/rollout/bad/0", fidelity=Fidelity(denoise_steps=6, reused_steps=(0,)))
+        with pytest.raises(FleetError, match="step 0 has nothing to reuse"):
+            asyncio.run(run_requests(rig, 0, [bad]))
+        assert len(of_kind(rig, Failed)) == 1, "the request's own fault is not tried again"
+        assert asyncio.run(run_requests(rig, 0, good)) == expected_digests(rig, good)
+
+        assert_stranger_refused(rig.cluster.address)
+        listening = {
+            (connection.laddr.ip.removeprefix("::ffff:"))
+            for process in run_processes(run_id)
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == {"127.0.0.1"}
+
+        lost = replace(rig.policy, number=9)
+        missing = replace(good[0], id="0/rollout/missing/0", policy=lost)
+        with pytest.raises(FleetError, match="reserved-0 holds other weights than old-9"):
+            asyncio.run(run_requests(rig, 0, [missing]))
+    finally:
+        rig.fleet.close()
+        rig.coordinator.close()
+    assert run_processes(run_id) == []
+
+
+def assert_stranger_refused(address: str) -> None:
+    """A client on this machine that does not know the run's token."""
+    code = f"import ray; ray.init(address={address!r}, _node_ip_address='127.0.0.1')"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    stranger = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert stranger.returncode != 0
+    assert "InvalidAuthToken" in stranger.stderr
+
+
+@pytest.mark.slow
+def test_a_clock_trace_brings_and_takes_nodes(tmp_path: Path) -> None:
+    run_id = f"{RUN}-clock"
+    # The first node is there from the start and goes; a second one takes the slot.
+    trace = ClockTrace(
+        events=(ClockEvent(0.0, "add", "a"), ClockEvent(1.0, "remove", "a"), ClockEvent(1.5, "add", "b"))
+    )
+    rig = make_rig(tmp_path, run_id, trace, spot_nodes=1)
+    rig.coordinator.start()
+    try:
+        rig.fleet.start()
+        assert wait_until(lambda: ("spot-0", 2) in rig.executor.nodes(), 90)
+        assert wait_until(lambda: len(of_kind(rig, Lost)) == 1, 10)
+        notice = of_kind(rig, Notice)[0]
+        assert (notice.node, notice.incarnation, notice.seconds_left) == ("spot-0", 1, 30.0)
+        assert of_kind(rig, Lost)[0].cause == "released", "an idle node is let go at its notice"
+        rig.fleet.on_phase("rollout", 0)
+
+        rig.cluster.kill_node("spot-0", 2)  # nobody calls an idle node: its raylet is watched
+        began = time.monotonic()
+        assert wait_until(lambda: len(of_kind(rig, Lost)) == 2, 3)
+        assert time.monotonic() - began < 3
+        assert of_kind(rig, Lost)[1].cause == "killed"
+    finally:
+        rig.fleet.close()
+        rig.coordinator.close()
+    assert run_processes(run_id) == []

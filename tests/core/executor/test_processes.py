@@ -25,7 +25,12 @@ child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=Tr
 print(child.pid, flush=True)
 {SLEEP}
 """
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+{SLEEP}
+"""
 
 
 @pytest.fixture
@@ -68,9 +73,7 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path, run_id: str) -> None:
     assert stubborn.wait(5) == -signal.SIGKILL
 
 
-def test_other_runs_and_this_process_are_spared(
-    tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_runs_and_nodes_are_spared(tmp_path: Path, run_id: str) -> None:
     other = spawn([sys.executable, "-c", SLEEP], f"{run_id}-other", tmp_path / "other")
     node = spawn([sys.executable, "-c", SLEEP], run_id, tmp_path / "node", env={NODE_VARIABLE: "spot-0-1"})
     plain = spawn([sys.executable, "-c", SLEEP], run_id, tmp_path / "plain")

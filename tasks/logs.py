@@ -1,0 +1,32 @@
+"""Where the driver's log lines go: a file of the run, so that the terminal shows progress alone."""
+
+import logging
+from pathlib import Path
+
+# Named loggers and not the root one, whose handlers Prefect sets anew when its first flow starts.
+_LOGGERS = ("spotlight_core", "tasks", "flows", "ray", "mlflow", "alembic", "asyncio", "py.warnings")
+
+
+def log_to(path: Path) -> logging.Handler:
+    """Send the driver's log lines to ``path``; returns the handler for ``stop_logging``.
+
+    Call it after Ray is imported, which gives itself a handler.
+    """
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        for other in list(logger.handlers):  # Ray's own, which writes to the terminal
+            logger.removeHandler(other)
+        logger.addHandler(handler)
+        logger.propagate = False
+    for name in ("spotlight_core", "tasks", "flows"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    return handler
+
+
+def stop_logging(handler: logging.Handler) -> None:
+    for name in _LOGGERS:
+        logging.getLogger(name).removeHandler(handler)
+        logging.getLogger(name).propagate = True
+    handler.close()
