@@ -4,7 +4,8 @@ import logging
 from pathlib import Path
 
 # Named loggers and not the root one, whose handlers Prefect sets anew when its first flow starts.
-_LOGGERS = ("spotlight_core", "tasks", "flows", "ray", "mlflow", "alembic", "asyncio", "py.warnings")
+# `ray.init` clears the handlers of "ray", so the loggers below it need their own.
+_LOGGERS = ("spotlight_core", "tasks", "flows", "ray", "ray._private", "mlflow", "alembic", "asyncio")
 
 
 def log_to(path: Path) -> logging.Handler:

@@ -4,8 +4,9 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
-from spotlight_core.events import Command, Event, from_dict, to_dict
+from spotlight_core.events import Command, Event, Lost, from_dict, to_dict
 from spotlight_core.executor.fleet import bury_open_nodes
 from spotlight_core.executor.processes import reap
 from tasks.run_folder import RunFolder, drop_cut_line, read_records
@@ -49,6 +50,9 @@ def _journal_losses(folder: RunFolder) -> None:
     epoch, seq = last_position(folder)
     with folder.journal.open("a", encoding="utf-8") as journal:
         for number, event in enumerate(events, start=seq + 1):
+            if isinstance(event, Lost):
+                # The run went, not the provider's machine: it must not count as a preemption.
+                event = replace(event, cause="shutdown")
             journal.write(json.dumps(to_dict(event.stamped(now, number, max(epoch, 0)))) + "\n")
 
 
