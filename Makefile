@@ -26,7 +26,6 @@ help: ## What there is
 .PHONY: demo
 demo: $(STAMP) ## Train the embedded model on a simulated spot fleet and write its report (RECIPE=name for another)
 	@$(BIN)/spotlight train $(RECIPE)
-	@echo "Report: $(CURDIR)/runs/$(basename $(notdir $(RECIPE)))/report.html"
 
 .PHONY: setup
 setup: $(STAMP) ## Make .venv and install everything

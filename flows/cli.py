@@ -1,6 +1,7 @@
 """The `spotlight` command.  Nothing heavy is imported before a command needs it: `--help` answers at once."""
 
 import sys
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,8 @@ RUNS = Path("runs")
 def train(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
     name: Annotated[
-        str | None, typer.Option(help="Name of the run and of its folder; the recipe's when absent.")
+        str | None,
+        typer.Option(help="Name of the run and of its folder; the recipe's when absent, numbered if taken."),
     ] = None,
     runs: Runs = RUNS,
     override: Annotated[list[str] | None, typer.Option(help="section.key=value, as often as needed.")] = None,
@@ -46,6 +48,8 @@ def train(
     from flows.plan import describe
 
     config = _resolved(recipe, name, override or [], trace)
+    if name is None and not (resume or fresh):
+        config = config.model_copy(update={"name": _free_name(runs, config.name)})
     folder = _folder(runs, config.name)
     if resume:
         preflight.check_folder(folder, resume=True, fresh=fresh)
@@ -109,6 +113,20 @@ def report(
     folder = _existing(runs, run)
     other = _existing(runs, baseline).path if baseline else None
     typer.echo(f"report {write_report(folder.path, baseline=other)}")
+
+
+@app.command()
+def compare(
+    run: RunName,
+    baseline: Annotated[str, typer.Argument(help="The run to compare it with.")],
+    runs: Runs = RUNS,
+) -> None:
+    """Simulated cost of two runs up to their target, and what each factor brings to the ratio."""
+    from rich.console import Console
+
+    from flows.compare import compare_runs, comparison_table
+
+    Console().print(comparison_table(compare_runs(_existing(runs, run), _existing(runs, baseline))))
 
 
 @app.command()
@@ -196,6 +214,12 @@ def _folder(runs: Path, name: str) -> "RunFolder":
     from tasks.run_folder import RunFolder
 
     return RunFolder(runs / name)
+
+
+def _free_name(runs: Path, name: str) -> str:
+    """``name``, or the first of ``name-2``, ``name-3``... that no run has: a run is never overwritten."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(free for free in chain([name], numbered) if not _folder(runs, free).exists())
 
 
 def _existing(runs: Path, name: str) -> "RunFolder":

@@ -33,7 +33,7 @@ def describe(config: RunConfig, folder: RunFolder) -> str:
         "batch": f"{data.prompts_per_iteration} prompts × {data.seeds_per_prompt} seeds, "
         f"{config.sampler.denoise_steps} denoise steps",
         "exploration": exploration,
-        "iteration": counts + f", every {evaluation.every} {len(held_out)} evaluation requests",
+        "iteration": counts + f"; {len(held_out)} evaluation requests every {evaluation.every} iterations",
         "prompts": f"{len(prompts)} from {config.data.prompts}",
         "fleet": f"{fleet.reserved_nodes} reserved and {fleet.spot_nodes} spot nodes, "
         f"trace {fleet.trace.name if fleet.trace else 'none'}",

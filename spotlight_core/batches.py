@@ -78,7 +78,12 @@ class BatchPlanner:
         return tuple(requests)
 
     def explore(self, upcoming: Batch, policy: PolicyVersion) -> tuple[GenerationRequest, ...]:
-        """Candidate seeds of every prompt but the unexplored ones, in micro-batches."""
+        """Candidate seeds of every prompt but the unexplored ones, in micro-batches.
+
+        None for a batch that comes after the run's last iteration.
+        """
+        if upcoming.iteration >= self.config.iterations:
+            return ()
         arm, config = self.arm(upcoming.iteration), self.config.exploration
         if arm is None or not isinstance(config, FixedArmConfig):
             return ()

@@ -3,9 +3,10 @@
     checkpoints/<iteration>/  state.json  tensors.safetensors  manifest.json (sha256 of both)
 
 ``<iteration>`` is the iteration that runs next.  The order of an iteration's durable writes is:
-its lines in ``iterations.jsonl`` and ``decisions.jsonl``, then the checkpoint, then the tracker.  A
-kill between any two leaves a log that is at most one line ahead of the checkpoint; resuming cuts
-that line (``rewind``), the deterministic redo writes it again, and the tracker never saw it.
+its lines in ``iterations.jsonl``, ``decisions.jsonl`` and ``scores.jsonl``, then the checkpoint, then
+the tracker.  A kill between any two leaves a log that is at most one line ahead of the checkpoint;
+resuming cuts that line (``rewind``), the deterministic redo writes it again, and the tracker never
+saw it.
 """
 
 import hashlib
@@ -98,6 +99,7 @@ def rewind(folder: RunFolder, iteration: int) -> int:
         drop_cut_line(log)
     # Decision n + 1 is taken in iteration n.
     keep_records(folder.decisions, lambda record: record["iteration"] <= iteration)
+    keep_records(folder.scores, lambda record: record["iteration"] < iteration)
     return keep_records(folder.iterations, lambda record: record["iteration"] < iteration)
 
 

@@ -189,6 +189,9 @@ class LiveRun:
         append_record(self.folder.iterations, record)
         if decision is not None:
             append_record(self.folder.decisions, asdict(decision))
+            append_record(
+                self.folder.scores, {"iteration": record["iteration"], "scores": self.phases.scores}
+            )
         checkpoints.save(self.folder, state, self.plant.trainer.state_tensors())
         assert self._tracked is not None
         self._tracked.log_iteration(record)

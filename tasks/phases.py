@@ -103,6 +103,7 @@ class LivePhases:
         self._running: set[asyncio.Task[Any]] = set()
         self.measured: dict[str, float] = {}
         self.windows: dict[str, tuple[float, float]] = {}
+        self.scores: dict[str, list[float]] = {}
         self.gallery: Gallery | None = None
 
     # -- rollout and reward ---------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class LivePhases:
     def rollout(self, state: RunState) -> "Generation":
         """Queue the batch and begin to collect it; ``reward`` waits for the scores."""
         self._iteration, self._batch = state.iteration, state.batch
-        self.measured, self.windows = {}, {}
+        self.measured, self.windows, self.scores = {}, {}, {}
         self._enter("rollout", state.iteration)
         self._fleet.on_phase("rollout", state.iteration)
         requests = self._planner.rollout(state.batch, state.policy)
@@ -131,7 +132,10 @@ class LivePhases:
             assert rollout.collecting is not None
             await rollout.collecting
             scores = await rollout.scores()
+            self.scores |= scores
             groups = trajectory_groups(self._batch, rollout.requests, scores)
+            if self._scorer.seconds_per_image is not None:
+                self.measured["seconds/score_per_image"] = self._scorer.seconds_per_image
             self.measured |= exploration_metrics(self._batch, rollout.requests, groups, scores)
             self._arrays = {group.request_id: rollout.arrays[group.request_id] for group in groups}
             self.gallery = Gallery(
@@ -162,7 +166,9 @@ class LivePhases:
 
         async def work() -> Mapping[str, tuple[SeedScore, ...]]:
             await generation.collect(allow_cancelled=self._config.decisions == "live")
-            return explored_scores(generation.requests, await generation.scores())
+            scores = await generation.scores()
+            self.scores |= scores
+            return explored_scores(generation.requests, scores)
 
         arm = self._planner.arm(upcoming.iteration)
         assert arm is not None

@@ -129,6 +129,11 @@ class RunFolder:
         return self.path / "decisions.jsonl"
 
     @property
+    def scores(self) -> Path:
+        """The rewards that each iteration saw, by request: what a simulated replay decides on."""
+        return self.path / "scores.jsonl"
+
+    @property
     def nodes(self) -> Path:
         return self.path / "nodes"
 

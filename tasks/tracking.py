@@ -27,7 +27,7 @@ from spotlight_core.simulator.compare import iterations_to_target
 from tasks.run_folder import Record, RunFolder, file_lock, read_records
 
 EXPERIMENT = "spotlight"
-ARTIFACTS = ("recipe.json", "journal.jsonl", "iterations.jsonl", "decisions.jsonl", "report.html")
+ARTIFACTS = ("recipe.json", "journal.jsonl", "iterations.jsonl", "decisions.jsonl", "scores.jsonl", "report.html")
 _PARAM_LENGTH = 6000  # MLflow's own limit of a parameter value
 
 

@@ -15,6 +15,8 @@ import queue
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ ATTEMPTS = 4
 BACKOFF_SECONDS = (0.2, 5.0)  # first and largest wait between attempts
 REQUEST_SECONDS = 120.0  # a scorer that is silent this long is taken for hung and restarted
 CLOSE_SECONDS = 5.0
+TIMED_REQUESTS = 256
 
 Which = Literal["reward", "held_out"]
 
@@ -52,6 +55,7 @@ class ScorerPool:
         self._names = {which: reward.type for which, reward in rewards.items()}
         recipe = json.dumps({which: reward.model_dump(mode="json") for which, reward in rewards.items()})
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._spent: deque[tuple[float, int]] = deque(maxlen=TIMED_REQUESTS)
         self._closed = threading.Event()
         self._submitting = threading.Lock()
         self._processes = [_ScorerProcess(recipe) for _ in range(processes)]
@@ -66,6 +70,12 @@ class ScorerPool:
     def pids(self) -> list[int]:
         """Process ids of the scorers that run now."""
         return [process.pid for process in self._processes if process.pid is not None]
+
+    @property
+    def seconds_per_image(self) -> float | None:
+        """Mean seconds to score one image under the trained reward, lately; None before the first."""
+        spent = list(self._spent)
+        return sum(seconds for seconds, _ in spent) / sum(n for _, n in spent) if spent else None
 
     def check(self) -> None:
         """Wait until every scorer has loaded and passed its self-test on golden images.
@@ -126,8 +136,11 @@ class ScorerPool:
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue
+            began = time.monotonic()
             try:
                 job.future.set_result(self._score(process, job))
+                if job.which == "reward":
+                    self._spent.append((time.monotonic() - began, len(job.images)))
             except Exception as error:  # whatever it is belongs to whoever waits for the future
                 job.future.set_exception(error)
 

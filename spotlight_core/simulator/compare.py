@@ -80,6 +80,8 @@ def iterations_to_target(records: list[dict[str, Any]], target: float) -> int | 
 def simulated_seconds_per_iteration(config: RunConfig, costs: CostModel, iterations: int = 8) -> float:
     """Mean virtual seconds of an iteration in the steady state, on the recipe's fleet, no preemptions."""
     fleet = config.fleet
+    # One more than are timed: the last iteration explores nothing.
+    config = config.model_copy(update={"iterations": WARM_UP_ITERATIONS + iterations + 1})
     executor = SimExecutor(costs)
     for index in range(fleet.reserved_nodes):
         executor.join(f"reserved-{index}", "reserved")

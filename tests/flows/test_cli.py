@@ -193,7 +193,7 @@ def test_a_run_that_exists_is_not_overwritten(spotlight: Cli, tmp_path: Path) ->
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text("{}")
 
-    code, _, err = spotlight("train", "quickstart")
+    code, _, err = spotlight("train", "quickstart", "--name", "quickstart")
     assert code == 2
     assert "was begun in" in err
     assert "give --resume to continue it, another --name, or --fresh to replace it" in err
@@ -202,6 +202,17 @@ def test_a_run_that_exists_is_not_overwritten(spotlight: Cli, tmp_path: Path) ->
     code, _, err = spotlight("train", "quickstart", "--resume")
     assert code == 2
     assert "run quickstart has finished" in err
+
+
+def test_an_unnamed_run_takes_the_first_free_number(spotlight: Cli, tmp_path: Path) -> None:
+    for name in ("quickstart", "quickstart-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.json").write_text("{}")
+
+    code, out, _ = spotlight("train", "quickstart", "--dry-run")
+
+    assert code == 0
+    assert f"run          quickstart-3 in {tmp_path / 'runs' / 'quickstart-3'}" in out
 
 
 def test_a_folder_of_something_else_is_left_alone(spotlight: Cli, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ images_per_request = 2
 memory_gib = 1.0
 """
 POINTS = [
-    ("notice", {"iteration": 0, "phase": "rollout", "node": "spot-0", "seconds_left": 20}),
-    ("kill", {"iteration": 1, "phase": "explore", "node": "spot-1"}),
+    ("notice", {"iteration": 1, "phase": "explore", "node": "spot-0", "seconds_left": 20}),
+    ("kill", {"iteration": 2, "phase": "explore", "node": "spot-1"}),
 ]
 TRACE = "".join(
     json.dumps({"event": event, "nth_request": 1, "denoise_step": 2, **where}) + "\n"
@@ -170,8 +170,10 @@ def test_a_run_from_prompts_to_trained_weights(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_preemptions_change_nothing_in_the_weights(runs: Path) -> None:
-    calm = train(runs, "calm", "--trace", "none")
-    rough = train(runs, "rough", "--trace", str(runs.parent / "trace.jsonl"))
+    # Eight requests of exploration, so that each spot node takes one for certain.
+    more = ("--override", "exploration.seeds_per_prompt=16")
+    calm = train(runs, "calm", *more, "--trace", "none")
+    rough = train(runs, "rough", *more, "--trace", str(runs.parent / "trace.jsonl"))
 
     assert rough == calm
     folder = RunFolder(runs / "rough")

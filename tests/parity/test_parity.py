@@ -49,7 +49,7 @@ def test_an_event_log_replays_to_identical_commands(preempted_run: VirtualRun) -
 
 
 def test_local_and_simulated_runs_take_the_same_decisions_and_images_do_not_depend_on_preemption() -> None:
-    config = small_recipe("iterations=3")
+    config = small_recipe()
     engine = DenoiseEngine(TinyQwenImage.from_pretrained(), config.sampler, config.rng_seed)
 
     disturbed = LocalExecutor(engine, costs=COSTS)
