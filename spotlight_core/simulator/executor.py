@@ -37,6 +37,7 @@ from spotlight_core.events import (
     WeightsLoaded,
     Yield,
 )
+from spotlight_core.executor.notices.replay import ReplayWatcher, Strike, points_of
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
 from spotlight_core.types import GenerationRequest
@@ -105,8 +106,8 @@ class SimExecutor:
         self._grace_seconds = grace_seconds
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, Submission] = {}
-        self._points: list[ProgressPoint] = []
-        self._started: dict[tuple[str, str, str, int], int] = {}  # iteration, phase, node, incarnation
+        self._points: tuple[ProgressPoint, ...] = ()
+        self._watchers: dict[tuple[str, int], ReplayWatcher] = {}
         self._incarnations: dict[str, int] = {}
         self._present: set[str] = set()
         self._seq = 0
@@ -122,15 +123,20 @@ class SimExecutor:
 
     def join(self, node: str, pool: str, at: float = 0.0) -> None:
         """A node asks for its machine at ``at`` and joins after the boot."""
+        self._join(node, pool, at, None)
+
+    def _join(self, node: str, pool: str, at: float, since: tuple[int, str] | None) -> None:
         incarnation = self._incarnations.get(node, 0) + 1
         self._incarnations[node] = incarnation
         self._present.add(node)
+        points = points_of(self._points, node, since)
+        self._watchers[node, incarnation] = ReplayWatcher(points, self._grace_seconds)
         joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=1, started_at=at)
         self.calendar.add(at + self._costs.boot_seconds, joined)
 
     def replay(self, points: Sequence[ProgressPoint]) -> None:
-        """Follow a progress-keyed availability trace."""
-        self._points = list(points)
+        """Follow a progress-keyed availability trace; to be said before any node joins."""
+        self._points = tuple(points)
 
     def events(self) -> Iterator[Event]:
         while (what := self.calendar.pop()) is not None:
@@ -263,31 +269,27 @@ class SimExecutor:
     def _follow_trace(self, running: _Running) -> None:
         """Arm the trace's point for this request, if there is one."""
         start = running.start
-        iteration, phase, *_ = start.request.id.split("/")
-        key = (iteration, phase, start.group.node, start.group.generation)
-        self._started[key] = self._started.get(key, 0) + 1
-        for point in self._points:
-            if point.event == "return" or (str(point.iteration), point.phase, point.node) != key[:3]:
-                continue
-            step = point.denoise_step or 0
-            if point.nth_request == self._started[key] and step > start.from_denoise_step:
-                self._points.remove(point)
-                strike = partial(self._strike, point, start.group)
-                running.entries.append(self.calendar.add(running.at_step(step), strike))
+        watcher = self._watchers[start.group.node, start.group.generation]
+        watcher.begin(start.request)
+        for step in range(start.from_denoise_step + 1, start.request.fidelity.denoise_steps):
+            strike = watcher.at(step)
+            if strike is not None:
+                act = partial(self._strike, strike, start.group)
+                running.entries.append(self.calendar.add(running.at_step(step), act))
                 return
 
-    def _strike(self, point: ProgressPoint, group: SPGroup) -> None:
-        if point.event == "kill":
+    def _strike(self, strike: Strike, group: SPGroup) -> None:
+        if strike.event == "kill":
             self._lose(group.node, group.generation, "killed")
         else:
-            left = self._grace_seconds if point.seconds_left is None else point.seconds_left
+            left = strike.seconds_left
             self.post(Notice(node=group.node, incarnation=group.generation, seconds_left=left))
 
     def _return_nodes(self, event: PhaseChanged) -> None:
-        for point in [p for p in self._points if p.event == "return"]:
-            # Batch n + 1 is explored while iteration n trains.
-            ahead = event.phase == "train"
-            begins = (event.iteration + ahead, "explore" if ahead else event.phase)
-            if (point.iteration, point.phase) == begins and point.node not in self._present:
-                self._points.remove(point)
-                self.join(point.node, "spot", at=self.calendar.now)
+        # Batch n + 1 is explored while iteration n trains.
+        ahead = event.phase == "train"
+        since = (event.iteration + ahead, "explore" if ahead else event.phase)
+        for point in self._points:
+            returns = point.event == "return" and (point.iteration, point.phase) == since
+            if returns and point.node not in self._present:
+                self._join(point.node, "spot", self.calendar.now, since)

@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-3
 EMA_DECAY = 0.995
 MIN_CHARACTERS = 2
 DEFAULT_OPTIMIZER_STEPS = 2000
-DEFAULT_CAPTION_NOISE = 0.35
+DEFAULT_CAPTION_NOISE = 0.4
 
 
 def _examples(
@@ -62,7 +62,7 @@ def pretrain(
     """Train from scratch and write the EMA weights to ``output`` (safetensors, 5.7 MB).
 
     Strings in ``held_out`` are never drawn.  The result is a function of the arguments and the
-    CPU's instruction set alone.
+    CPU's instruction set and thread count alone.
     """
     torch.manual_seed(rng_seed)
     generator = named_generator("pretrain", rng_seed)
