@@ -20,11 +20,12 @@ from spotlight_core.errors import SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
 from tasks.display import Display
-from tasks.logs import log_to, stop_logging
+from tasks.logs import hush_console, log_to, stop_logging
 from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSE_SECONDS = 10.0
 INTERRUPTED = 130
 
@@ -139,12 +140,21 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
         if asked.is_set():
             leave_now()
         asked.set()
+        signal.alarm(0)  # of Ray's handler, in case the signal came before ours was put back
+        hush_console()
         driver.stop()
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    def arm() -> None:
+        for number in SIGNALS:
+            signal.signal(number, on_signal)
+
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         driver.thread.start()
         while driver.thread.is_alive() and not asked.is_set():
+            # Again and again: when it connects, Ray puts a handler below Python's that aborts the
+            # process three seconds after a SIGTERM, in the middle of an orderly end.
+            arm()
             driver.thread.join(timeout=0.2)  # not without end: signal handlers run between two waits
         driver.thread.join(timeout=CLOSE_SECONDS if asked.is_set() else None)
         if driver.thread.is_alive():

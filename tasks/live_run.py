@@ -67,7 +67,12 @@ class LiveRun:
         self._tracked = await asyncio.to_thread(
             TrackedRun.open, self.config, self.folder, resume_id=facts.get("mlflow_run_id"), tags=tags
         )
-        self.folder.note(mlflow_run_id=self._tracked.run_id, **tags, status="running")
+        self.folder.note(
+            mlflow_run_id=self._tracked.run_id,
+            prefect_flow_run_id=tags["prefect_flow_run_id"],
+            cpu_capability=tags["cpu_capability"],
+            status="running",
+        )
         try:
             yield
         except BaseException as error:
@@ -217,7 +222,6 @@ class LiveRun:
         self._tracked.log_final(reached)
         self._tracked.tag(weights_digest=self.weights_digest)
         self.folder.note(
-            status="finished",
             weights_digest=self.weights_digest,
             usd_total=self.plant.ledger.read(lambda ledger: ledger.usd(self.plant.clock.now())),
             finished_at=time.time(),
@@ -226,6 +230,8 @@ class LiveRun:
         write_report(self.folder.path)
         final = self.folder.weights / f"ema-{self.config.iterations}.safetensors"
         self._tracked.log_artifacts([final])
+        # Last: a finished run is not resumed, and everything above may be done again.
+        self.folder.note(status="finished")
 
 
 _CURRENT: ContextVar[LiveRun] = ContextVar("current_run")

@@ -31,3 +31,11 @@ def stop_logging(handler: logging.Handler) -> None:
         logging.getLogger(name).removeHandler(handler)
         logging.getLogger(name).propagate = True
     handler.close()
+
+
+def hush_console() -> None:
+    """Keep Prefect from the terminal: an interrupt is no crash to tell of, whatever it thinks."""
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setLevel(logging.CRITICAL + 1)

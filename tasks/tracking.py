@@ -6,6 +6,7 @@ The log is the outbox: what a kill kept from MLflow is found on resume by compar
 store, and sent then with the timestamps of the log.
 """
 
+import getpass
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,14 @@ from spotlight_core.simulator.compare import iterations_to_target
 from tasks.run_folder import Record, RunFolder, file_lock, read_records
 
 EXPERIMENT = "spotlight"
-ARTIFACTS = ("recipe.json", "journal.jsonl", "iterations.jsonl", "decisions.jsonl", "scores.jsonl", "report.html")
+ARTIFACTS = (
+    "recipe.json",
+    "journal.jsonl",
+    "iterations.jsonl",
+    "decisions.jsonl",
+    "scores.jsonl",
+    "report.html",
+)
 _PARAM_LENGTH = 6000  # MLflow's own limit of a parameter value
 
 
@@ -66,6 +74,23 @@ def parameters(config: RunConfig) -> dict[str, str]:
     }
 
 
+def _page_tags(config: RunConfig, folder: RunFolder) -> dict[str, str]:
+    """What MLflow's own page shows about a run: who, from what, and a note that says what it is."""
+    fleet, exploration = config.fleet, config.exploration
+    return {
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": "spotlight train",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": (
+            f"**{config.loss.type}** on **{config.reward.type}**, {config.iterations} iterations, "
+            f"{fleet.reserved_nodes} reserved and {fleet.spot_nodes} spot nodes, "
+            f"exploration `{exploration.type}`.\n\n"
+            "Plot `val/score` against `cost/usd_total` (x-axis: metric) for score against dollars.\n\n"
+            f"Report: `{folder.report}`"
+        ),
+    }
+
+
 class TrackedRun:
     """The MLflow run of one training run."""
 
@@ -87,7 +112,8 @@ class TrackedRun:
             tracked._read_present()
         else:
             experiment = client.get_experiment_by_name(EXPERIMENT)
-            run = client.create_run(experiment.experiment_id, run_name=config.name)
+            about = _page_tags(config, folder)
+            run = client.create_run(experiment.experiment_id, run_name=config.name, tags=about)
             tracked = cls(client, run.info.run_id, folder)
             params = [Param(key, value[:_PARAM_LENGTH]) for key, value in parameters(config).items()]
             client.log_batch(tracked.run_id, params=params)

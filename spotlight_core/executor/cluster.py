@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tenacity
 
 import spotlight_core
 from spotlight_core.errors import BadInputError, FleetError
@@ -39,6 +40,7 @@ HOST = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # results travel inline; Ray refuses less than 75 MiB
 INLINE_BYTES = 32 * 2**20  # a result must not stay behind on a node that may be killed next
 HEAD = ("head", 0)
+BOOT_ATTEMPTS = 3
 
 
 def check_port_free(port: int) -> None:
@@ -69,6 +71,7 @@ class RayCluster:
         self._nodes: dict[tuple[str, int], Any] = {}
         self._booting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._former_environment: dict[str, str | None] = {}
         self._connected = False
 
@@ -112,7 +115,15 @@ class RayCluster:
         Raises:
             FleetError: the node does not come up.
         """
-        node = self._boot(name, incarnation, {"gcs_address": self.address, "node_manager_port": 0})
+        # Ray gives a raylet 30 s to register, which is short on a machine that is busy booting.
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(BOOT_ATTEMPTS), tenacity.stop_when_event_set(self._stopping)
+            ),
+            retry=tenacity.retry_if_exception_type(FleetError),
+            reraise=True,
+        )
+        node = retrying(self._boot, name, incarnation, {"gcs_address": self.address, "node_manager_port": 0})
         return _raylet(node).pid
 
     def alive(self, name: str, incarnation: int) -> bool:
@@ -133,6 +144,7 @@ class RayCluster:
 
         Safe to call twice: the second time catches a node whose boot was under way at the first.
         """
+        self._stopping.set()
         if self._connected:
             import ray
 

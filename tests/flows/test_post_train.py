@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from spotlight_core.config import RunConfig
+from spotlight_core.events import Event, Start
 from spotlight_core.executor.processes import ray_folder, run_processes
 from spotlight_core.market.ledger import CostLedger, recompute_usd
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.recipes import RECIPES
+from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.simulator.executor import SimExecutor
+from spotlight_core.types import Decision
 from tasks.recovery import journal_words
 from tasks.run_folder import RunFolder, read_records
 from tasks.tracking import TrackedRun, prepare
+from tests.parity.conftest import COSTS, virtual_run
 
 RECIPE = f"""
 iterations = 2
@@ -51,7 +58,7 @@ memory_gib = 1.0
 """
 POINTS = [
     ("notice", {"iteration": 1, "phase": "explore", "node": "spot-0", "seconds_left": 20}),
-    ("kill", {"iteration": 2, "phase": "explore", "node": "spot-1"}),
+    ("kill", {"iteration": 1, "phase": "explore", "node": "spot-1"}),
 ]
 TRACE = "".join(
     json.dumps({"event": event, "nth_request": 1, "denoise_step": 2, **where}) + "\n"
@@ -120,10 +127,17 @@ def query(folder: RunFolder, sql: str) -> list[Any]:
         return database.execute(sql, (folder.name,)).fetchall()
 
 
-def test_a_run_from_prompts_to_trained_weights(runs: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(runs: Path) -> RunFolder:
+    """A finished run that nothing disturbed."""
     digest = train(runs, "whole")
-
     folder = RunFolder(runs / "whole")
+    assert folder.facts()["weights_digest"] == digest
+    return folder
+
+
+def test_a_run_from_prompts_to_trained_weights(whole: RunFolder) -> None:
+    folder = whole
     nothing_left(folder)
     records = list(read_records(folder.iterations))
     assert [record["iteration"] for record in records] == [-1, 0, 1]
@@ -140,7 +154,6 @@ def test_a_run_from_prompts_to_trained_weights(runs: Path) -> None:
 
     facts = folder.facts()
     assert facts["status"] == "finished"
-    assert facts["weights_digest"] == digest
     assert facts["cpu_capability"]
     assert folder.report.read_text().count("<html") == 1
     assert (folder.images / "base.png").stat().st_size > 0
@@ -166,6 +179,32 @@ def test_a_run_from_prompts_to_trained_weights(runs: Path) -> None:
     assert expected <= tasks
     keys = {key for (key,) in query(folder, "select distinct key from artifact where ? != ''")}
     assert keys == {"whole-iteration", "whole-images", "whole-progress", "whole-tracking"}
+
+
+def test_the_journal_replays_to_identical_commands(whole: RunFolder) -> None:
+    config = RunConfig.model_validate_json(whole.recipe.read_text())
+    rules = SchedulingRules(lease_seconds=config.fleet.lease_seconds, max_attempts=config.fleet.max_attempts)
+    scheduler = RequestScheduler(rules)
+    recorded = list(journal_words(whole))
+
+    replayed: list[object] = []
+    for word in recorded:
+        if isinstance(word, Event):
+            replayed += [word, *scheduler.decide(word)]
+
+    assert any(isinstance(word, Start) for word in recorded)
+    assert replayed == recorded
+
+
+def test_a_simulated_replay_takes_the_decisions_of_the_live_run(whole: RunFolder) -> None:
+    config = RunConfig.model_validate_json(whole.recipe.read_text())
+    scores = {k: v for record in read_records(whole.scores) for k, v in record["scores"].items()}
+
+    run = virtual_run(config, SimExecutor(COSTS), rewards=lambda request: scores[request.id])
+
+    live = [TypeAdapter(Decision).validate_python(record) for record in read_records(whole.decisions)]
+    assert [report.decision for report in run.reports] == live
+    assert any(decision.selected.values() for decision in live)
 
 
 @pytest.mark.slow
