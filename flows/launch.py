@@ -5,12 +5,13 @@ Prefect would replace the SIGTERM handler, and a handler that raises anywhere in
 in whatever state it hit.
 
     first SIGINT or SIGTERM   cancel the flow, close fleet, scorer and servers; checkpoints stay
-    second, or 10 s later     SIGKILL everything of the run and leave at once
+    second, or 8 s later      SIGKILL everything of the run and leave at once
 """
 
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -26,7 +27,7 @@ from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 8.0
 INTERRUPTED = 130
 
 
@@ -56,6 +57,10 @@ def train(config: RunConfig, folder: RunFolder, *, resume: bool, display: Displa
         folder.release()
 
 
+def interrupted(folder: RunFolder) -> InterruptedRun:
+    return InterruptedRun(f"run {folder.name} was interrupted", "continue it with --resume")
+
+
 class _Driver:
     """The thread that owns the run and its event loop."""
 
@@ -79,9 +84,7 @@ class _Driver:
 
     def result(self) -> str:
         if self._stop.is_set():
-            raise InterruptedRun(
-                f"run {self._folder.name} was interrupted", "continue it with --resume"
-            ) from self._error
+            raise interrupted(self._folder) from self._error
         if self._error is not None:
             raise self._error
         assert self._digest is not None
@@ -100,6 +103,8 @@ class _Driver:
         from tasks.plant import Plant
 
         log = log_to(self._folder.logs / "driver.log")
+        if self._stop.is_set():
+            return
         plant = Plant(self._config, self._folder, prefect=prefect, display=self._display, stop=self._stop)
         try:
             checkpoint = plant.start()
@@ -134,6 +139,8 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
 
     def leave_now() -> None:
         reap(folder.run_id, grace_seconds=0)
+        sys.stderr.write(f"error: {interrupted(folder)}\n")
+        sys.stderr.flush()
         os._exit(INTERRUPTED)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

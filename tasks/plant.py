@@ -126,6 +126,7 @@ class Plant:
         self.epoch = last_position(self.folder)[0] + 1
         self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
         fleet = self._assemble()
+        self._obey_stop()
         self._together(
             {
                 "Prefect": self._prefect.start,
@@ -163,6 +164,10 @@ class Plant:
         kept += [PolicyVersion(label="ema", number=number, digest="") for number in evaluated]
         kept.append(PolicyVersion(label="base", number=0, digest=""))
         self._weights.prune(kept)
+
+    def _obey_stop(self) -> None:
+        if self._stop.is_set():
+            raise SpotlightError("the run was stopped while it started", "start it again")
 
     def _assemble(self) -> LiveFleet:
         """Make the parts; what takes long of them is left to ``_together``."""
@@ -229,8 +234,7 @@ class Plant:
         pending = {pool.submit(_timed, name, start) for name, start in starts.items()}
         try:
             while pending:
-                if self._stop.is_set():
-                    raise SpotlightError("the run was stopped while it started", "start it again")
+                self._obey_stop()
                 done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()

@@ -58,7 +58,7 @@ def _finished(outcome: Generated | Paused) -> Arrays:
 @pytest.mark.parametrize(
     "sampler", [OdeConfig(), SDE, FlowSdeConfig(type="flow_sde")], ids=["ode", "window", "sde"]
 )
-def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: SamplerConfig):
+def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: SamplerConfig) -> None:
     engine = DenoiseEngine(model, sampler, rng_seed=3)
     request = _request(0, 1, 2, reused=(3, 7, 9))
     whole = arrays_digest(_finished(engine.generate(request)))
@@ -73,7 +73,7 @@ def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: Sa
         assert arrays_digest(_finished(resumed)) == whole
 
 
-def test_boundary_is_asked_between_steps_and_taking_states_changes_nothing(model: TinyQwenImage):
+def test_boundary_is_asked_between_steps_and_taking_states_changes_nothing(model: TinyQwenImage) -> None:
     engine = DenoiseEngine(model, SDE, rng_seed=0)
     asked, states = [], []
 
@@ -90,7 +90,7 @@ def test_boundary_is_asked_between_steps_and_taking_states_changes_nothing(model
     assert [state["x_TBSC"].shape[0] for state in states[2:5]] == [2, 3, 4]
 
 
-def test_recorded_window_is_what_replay_needs(model: TinyQwenImage):
+def test_recorded_window_is_what_replay_needs(model: TinyQwenImage) -> None:
     arrays = _finished(DenoiseEngine(model, SDE, rng_seed=0).generate(_request(0, 1)))
     assert arrays["x_TBSC"].shape == (4, 2, 8, 64)
     assert arrays["logp_TB"].shape == (3, 2)
@@ -105,7 +105,7 @@ def test_recorded_window_is_what_replay_needs(model: TinyQwenImage):
             assert log_prob.numpy().tobytes() == arrays["logp_TB"][index].tobytes()
 
 
-def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage):
+def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage) -> None:
     arrays = _finished(
         DenoiseEngine(model, OdeConfig(denoise_steps=4), rng_seed=9).generate(_request(5, 6, steps=4))
     )
@@ -118,7 +118,7 @@ def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage):
     assert set(arrays) == {"images", "x0"}
 
 
-def test_reused_steps_call_the_model_less(model: TinyQwenImage, monkeypatch: pytest.MonkeyPatch):
+def test_reused_steps_call_the_model_less(model: TinyQwenImage, monkeypatch: pytest.MonkeyPatch) -> None:
     sigmas: list[float] = []
     velocity = model.velocity
     monkeypatch.setattr(
@@ -130,7 +130,7 @@ def test_reused_steps_call_the_model_less(model: TinyQwenImage, monkeypatch: pyt
     assert sigmas == [1.0, 0.9, 0.7, 0.5, 0.3, 0.1]
 
 
-def test_each_row_of_an_evaluation_has_its_own_prompt_and_noise(model: TinyQwenImage):
+def test_each_row_of_an_evaluation_has_its_own_prompt_and_noise(model: TinyQwenImage) -> None:
     prompts = tuple(Prompt(occurrence=f"held-out-{i}", text=f'A "{i}{i}"') for i in range(3))
     request = GenerationRequest(
         id="e",
@@ -145,7 +145,7 @@ def test_each_row_of_an_evaluation_has_its_own_prompt_and_noise(model: TinyQwenI
     assert "logp_TB" not in arrays
 
 
-def test_seeds_of_a_group_differ_and_repeat(model: TinyQwenImage):
+def test_seeds_of_a_group_differ_and_repeat(model: TinyQwenImage) -> None:
     engine = DenoiseEngine(model, SDE, rng_seed=0)
     first = _finished(engine.generate(_request(0, 1, 2, 3)))
     again = _finished(engine.generate(_request(0, 1, 2, 3)))
@@ -154,17 +154,17 @@ def test_seeds_of_a_group_differ_and_repeat(model: TinyQwenImage):
 
 
 @pytest.mark.parametrize("reused", [(0,), (10,), (3, -1)])
-def test_a_step_that_cannot_be_reused_is_refused(model: TinyQwenImage, reused: tuple[int, ...]):
+def test_a_step_that_cannot_be_reused_is_refused(model: TinyQwenImage, reused: tuple[int, ...]) -> None:
     with pytest.raises(BadInputError, match="cannot reuse a velocity"):
         DenoiseEngine(model, OdeConfig(), rng_seed=0).generate(_request(0, reused=reused))
 
 
-def test_an_uncoupled_stochastic_preview_is_refused(model: TinyQwenImage):
+def test_an_uncoupled_stochastic_preview_is_refused(model: TinyQwenImage) -> None:
     with pytest.raises(BadInputError, match="shares no noise"):
         DenoiseEngine(model, SDE, rng_seed=0).generate(_request(0, steps=5))
 
 
-def test_a_start_step_needs_its_state(model: TinyQwenImage):
+def test_a_start_step_needs_its_state(model: TinyQwenImage) -> None:
     engine = DenoiseEngine(model, OdeConfig(), rng_seed=0)
     with pytest.raises(ValueError, match="cannot start"):
         engine.generate(_request(0), from_denoise_step=3)
@@ -172,7 +172,7 @@ def test_a_start_step_needs_its_state(model: TinyQwenImage):
         engine.generate(_request(0), state={"x_BSC": np.zeros((1, 8, 64), np.float32)})
 
 
-def test_digest_sees_names_dtypes_shapes_and_values():
+def test_digest_sees_names_dtypes_shapes_and_values() -> None:
     base = {"a": np.zeros(4, np.float32)}
     variants = [
         {"b": np.zeros(4, np.float32)},

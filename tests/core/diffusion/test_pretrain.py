@@ -15,7 +15,7 @@ from spotlight_core.philox import named_generator
 from spotlight_core.weights.digest import weights_digest
 
 
-def test_two_runs_give_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_runs_give_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain_module, "BATCH", 4)
     torch.set_num_threads(1)
     losses: list[tuple[int, float]] = []
@@ -34,7 +34,7 @@ def test_two_runs_give_the_same_weights(tmp_path: Path, monkeypatch: pytest.Monk
     TinyQwenImage.from_pretrained(tmp_path / "one")
 
 
-def test_examples_are_drawn_strings_with_noised_captions_and_nothing_held_out():
+def test_examples_are_drawn_strings_with_noised_captions_and_nothing_held_out() -> None:
     held_out = frozenset(f"{number:02d}" for number in range(50))
     x0_BSC, captions = pretrain_module._examples(named_generator("test"), 0.0, held_out)
     images = unpatchify(x0_BSC).numpy()
@@ -45,7 +45,7 @@ def test_examples_are_drawn_strings_with_noised_captions_and_nothing_held_out():
         assert any(np.array_equal(image, draw(text, shift_y=shift)) for shift in (0, 1))
 
 
-def test_shipped_weights_fit_the_model_and_the_repository():
+def test_shipped_weights_fit_the_model_and_the_repository() -> None:
     assert WEIGHTS.stat().st_size <= 8 * 2**20
     model = TinyQwenImage.from_pretrained()
     assert sum(parameter.numel() for parameter in model.transformer.parameters()) == 1_405_840

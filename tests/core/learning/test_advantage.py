@@ -9,14 +9,14 @@ from spotlight_core.config import AdvantageConfig
 from spotlight_core.learning.advantage import group_advantages, has_variance
 
 
-def test_population_std_of_the_group():
+def test_population_std_of_the_group() -> None:
     (advantages,) = group_advantages([np.array([1.0, 0.0, 0.0, 1.0])], AdvantageConfig())
     assert advantages.tolist() == pytest.approx(
         [0.5 / 0.5001, -0.5 / 0.5001, -0.5 / 0.5001, 0.5 / 0.5001], rel=1e-12
     )
 
 
-def test_global_std_over_the_iteration():
+def test_global_std_over_the_iteration() -> None:
     rewards = [np.array([0.0, 1.0]), np.array([0.5, 0.7])]
     everywhere = math.sqrt(sum((r - 0.55) ** 2 for r in (0.0, 1.0, 0.5, 0.7)) / 4)
     first, second = group_advantages(rewards, AdvantageConfig(std="global"))
@@ -24,12 +24,12 @@ def test_global_std_over_the_iteration():
     assert second.tolist() == pytest.approx([-0.1 / (everywhere + 1e-4), 0.1 / (everywhere + 1e-4)])
 
 
-def test_no_std():
+def test_no_std() -> None:
     (advantages,) = group_advantages([np.array([0.2, 0.6])], AdvantageConfig(std="none"))
     assert advantages.tolist() == pytest.approx([-0.2, 0.2], rel=1e-12)
 
 
-def test_clipped_on_both_sides():
+def test_clipped_on_both_sides() -> None:
     rewards = np.array([1.0] + [0.0] * 99)
     (up,) = group_advantages([rewards], AdvantageConfig(clip=5.0))
     (down,) = group_advantages([-rewards], AdvantageConfig(clip=5.0))
@@ -39,7 +39,7 @@ def test_clipped_on_both_sides():
 
 @pytest.mark.parametrize("std", ["group", "global", "none"])
 @pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3])
-def test_constant_groups_are_exactly_zero(std: str, value: float):
+def test_constant_groups_are_exactly_zero(std: str, value: float) -> None:
     constant = np.full(7, value)  # the mean of seven times 0.1 is not 0.1 in floating point
     other = np.array([0.0, 1.0])
     zeros, _ = group_advantages([constant, other], AdvantageConfig(std=std))
@@ -48,6 +48,6 @@ def test_constant_groups_are_exactly_zero(std: str, value: float):
     assert has_variance(other)
 
 
-def test_a_reward_that_is_not_finite_is_refused():
+def test_a_reward_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="group 1"):
         group_advantages([np.array([0.0, 1.0]), np.array([0.0, np.nan])], AdvantageConfig())

@@ -7,7 +7,7 @@ from spotlight_core.config import EmaConfig
 from spotlight_core.learning.ema import WeightAverage
 
 
-def test_recurrence_with_warm_up():
+def test_recurrence_with_warm_up() -> None:
     average = WeightAverage({"w": torch.tensor([0.0])}, EmaConfig(decay=0.5))
     expected = 0.0
     for t in range(12):
@@ -17,7 +17,7 @@ def test_recurrence_with_warm_up():
         assert average.weights["w"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_interval():
+def test_interval() -> None:
     average = WeightAverage({"w": torch.tensor([0.0])}, EmaConfig(decay=0.9, interval=3))
     for t in (0, 1):
         average.update({"w": torch.tensor([10.0])}, t)
@@ -26,7 +26,7 @@ def test_interval():
     assert average.weights["w"].item() == pytest.approx(10 * (1 - 3 / 12))
 
 
-def test_owns_its_tensors():
+def test_owns_its_tensors() -> None:
     weights = {"w": torch.tensor([1.0])}
     average = WeightAverage(weights, EmaConfig())
     weights["w"].fill_(5.0)

@@ -24,7 +24,7 @@ def _one(value: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("advantage", [-7.0, -1.0, 0.0, 0.4, 5.0])
-def test_nft_of_one_pixel(advantage: float):
+def test_nft_of_one_pixel(advantage: float) -> None:
     numbers = {"v": 0.7, "v_old": 0.2, "x_t": 0.5, "x0": -0.3, "t": 0.6}
     loss = nft_loss(
         _one(0.7),
@@ -41,7 +41,7 @@ def test_nft_of_one_pixel(advantage: float):
     )
 
 
-def test_nft_is_a_mean_over_rows_and_weights_each_row():
+def test_nft_is_a_mean_over_rows_and_weights_each_row() -> None:
     v, v_old = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)), torch.zeros(2, 3, 4)
     x_t, x0 = torch.ones(2, 3, 4), torch.full((2, 3, 4), 0.25)
     t, advantages = torch.tensor([0.3, 0.9]), torch.tensor([1.0, -2.0])
@@ -66,7 +66,7 @@ def test_nft_is_a_mean_over_rows_and_weights_each_row():
     assert rows[0].item() == pytest.approx(5 * (0.6 * terms[0] + 0.4 * terms[1]) / 0.5, rel=1e-5)
 
 
-def test_nft_gradient_follows_the_sign_of_the_advantage():
+def test_nft_gradient_follows_the_sign_of_the_advantage() -> None:
     """Where both policies agree, the gradient pulls v towards the sample in proportion to A."""
     gradients = {}
     for advantage in (-2.0, 0.0, 2.0):
@@ -90,7 +90,7 @@ def test_nft_gradient_follows_the_sign_of_the_advantage():
     assert gradients[0.0] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_nft_weight_is_floored():
+def test_nft_weight_is_floored() -> None:
     perfect = _one(0.0)
     loss = nft_loss(
         perfect,
@@ -122,25 +122,25 @@ def test_nft_weight_is_floored():
         (2, 1000, 0.999),
     ],
 )
-def test_old_policy_decay(kind: int, steps: int, expected: float):
+def test_old_policy_decay(kind: int, steps: int, expected: float) -> None:
     assert old_policy_decay(kind, steps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_clipped_loss_is_pessimistic():
+def test_clipped_loss_is_pessimistic() -> None:
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
     expected = (-1.2 + 1.5 - 0.5 + 0.9) / 4
     assert clipped_loss(ratio, advantages, 0.1, 0.2).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_clipped_loss_has_no_gradient_beyond_the_clip():
+def test_clipped_loss_has_no_gradient_beyond_the_clip() -> None:
     ratio = torch.tensor([1.5, 1.5, 1.05], requires_grad=True)
     clipped_loss(ratio, torch.tensor([1.0, -1.0, 1.0]), 0.1, 0.1).backward()
     assert ratio.grad is not None
     assert ratio.grad.tolist() == pytest.approx([0.0, 1 / 3, -1 / 3])
 
 
-def test_kl_is_a_mean_over_dimensions():
+def test_kl_is_a_mean_over_dimensions() -> None:
     mean = torch.tensor([[[1.0, 2.0]], [[0.0, 4.0]]])
     assert gaussian_kl(mean, torch.zeros_like(mean), 0.5).item() == pytest.approx((1 + 4 + 0 + 16) / 4 / 0.5)
     assert math.isclose(gaussian_kl(mean, mean, 0.5).item(), 0.0)

@@ -66,7 +66,7 @@ def _state_digest(trainer: PolicyTrainer) -> str:
 
 
 @pytest.mark.parametrize("tree", [NFT, GRPO], ids=["nft", "grpo"])
-def test_training_repeats_to_the_bit_and_changes_the_weights(tree: dict[str, object]):
+def test_training_repeats_to_the_bit_and_changes_the_weights(tree: dict[str, object]) -> None:
     config = _config(tree)
     groups = _groups(config)
     first, second = PolicyTrainer(_model(), config), PolicyTrainer(_model(), config)
@@ -86,7 +86,7 @@ def test_training_repeats_to_the_bit_and_changes_the_weights(tree: dict[str, obj
 
 
 @pytest.mark.parametrize("tree", [NFT, GRPO], ids=["nft", "grpo"])
-def test_resume_from_disk_is_bit_identical(tree: dict[str, object], tmp_path: Path):
+def test_resume_from_disk_is_bit_identical(tree: dict[str, object], tmp_path: Path) -> None:
     config = _config(tree)
     straight = PolicyTrainer(_model(), config)
     straight.train(_groups(config, straight.model), 0)
@@ -102,7 +102,7 @@ def test_resume_from_disk_is_bit_identical(tree: dict[str, object], tmp_path: Pa
     assert weights_digest(resumed.rollout_weights()) == weights_digest(straight.rollout_weights())
 
 
-def test_labels_and_what_is_published():
+def test_labels_and_what_is_published() -> None:
     nft, grpo = PolicyTrainer(_model(), _config(NFT)), PolicyTrainer(_model(), _config(GRPO))
     assert (nft.rollout_label, grpo.rollout_label) == ("old", "current")
     nft.train(_groups(_config(NFT)), 0)
@@ -116,7 +116,7 @@ def test_labels_and_what_is_published():
     assert weights_digest(grpo.ema_weights()) != weights_digest(grpo.rollout_weights())
 
 
-def test_constant_groups_give_no_update_and_are_counted():
+def test_constant_groups_give_no_update_and_are_counted() -> None:
     config = _config(NFT)
     trainer = PolicyTrainer(_model(), config)
     before = weights_digest(dict(trainer.model.transformer.state_dict()))
@@ -128,7 +128,7 @@ def test_constant_groups_give_no_update_and_are_counted():
     assert weights_digest(dict(trainer.model.transformer.state_dict())) == before
 
 
-def test_a_constant_group_adds_no_gradient_and_does_not_raise_the_others_share():
+def test_a_constant_group_adds_no_gradient_and_does_not_raise_the_others_share() -> None:
     config = _config(GRPO, optimizer={"updates_per_iteration": 1, "samples_per_forward": 4})
     groups = _groups(config, constant=(1,))
     mixed, alone = PolicyTrainer(_model(), config), PolicyTrainer(_model(), config)
@@ -138,7 +138,7 @@ def test_a_constant_group_adds_no_gradient_and_does_not_raise_the_others_share()
     assert with_constant["train/grad_norm"] == pytest.approx(without["train/grad_norm"] * 2 / 3, rel=1e-3)
 
 
-def test_first_ratio_is_one_and_a_wrong_policy_stops_the_run():
+def test_first_ratio_is_one_and_a_wrong_policy_stops_the_run() -> None:
     config = _config(GRPO)
     groups = _groups(config)
     metrics = PolicyTrainer(_model(), config).train(groups, 0)
@@ -152,7 +152,7 @@ def test_first_ratio_is_one_and_a_wrong_policy_stops_the_run():
 
 
 @pytest.mark.parametrize("tree", [NFT, GRPO], ids=["nft", "grpo"])
-def test_kl_weight_changes_the_gradient(tree: dict[str, object]):
+def test_kl_weight_changes_the_gradient(tree: dict[str, object]) -> None:
     loss = tree["loss"]
     assert isinstance(loss, dict)
     plain = _config(tree)
@@ -165,7 +165,7 @@ def test_kl_weight_changes_the_gradient(tree: dict[str, object]):
     assert metrics["train/grad_norm"] != without_metrics["train/grad_norm"]
 
 
-def test_non_finite_updates_are_skipped_then_stop_the_run():
+def test_non_finite_updates_are_skipped_then_stop_the_run() -> None:
     config = _config(NFT)
     groups = _groups(config)
     for group in groups:
@@ -180,7 +180,7 @@ def test_non_finite_updates_are_skipped_then_stop_the_run():
         trainer.train(groups, 1)
 
 
-def test_a_finite_update_resets_the_guard():
+def test_a_finite_update_resets_the_guard() -> None:
     config = _config(NFT)
     good, bad = _groups(config), _groups(config)
     for group in bad:
@@ -191,13 +191,13 @@ def test_a_finite_update_resets_the_guard():
     assert trainer.optimizer_steps == 4
 
 
-def test_a_checkpoint_of_another_loss_is_refused():
+def test_a_checkpoint_of_another_loss_is_refused() -> None:
     state = PolicyTrainer(_model(), _config(NFT)).state_tensors()
     with pytest.raises(TrainingError, match="does not fit this recipe"):
         PolicyTrainer(_model(), _config(GRPO)).load_state_tensors(state)
 
 
-def test_training_moves_rewarded_samples_closer():
+def test_training_moves_rewarded_samples_closer() -> None:
     """After some updates the NFT loss at fixed noise falls for good samples and rises for bad ones."""
     config = _config(NFT, optimizer={"lr": 1e-3, "updates_per_iteration": 3})
     groups = _groups(config)

@@ -37,7 +37,7 @@ def _images(*texts: str, shift_y: int = 0) -> np.ndarray:
     ("left", "right", "distance"),
     [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("407", "470", 2), ("12", "123", 1)],
 )
-def test_levenshtein(left: str, right: str, distance: int):
+def test_levenshtein(left: str, right: str, distance: int) -> None:
     assert levenshtein(left, right) == distance
     assert levenshtein(right, left) == distance
 
@@ -53,12 +53,12 @@ def test_levenshtein(left: str, right: str, distance: int):
         (" Op En ", "OPEN", 1.0),
     ],
 )
-def test_text_score(read: str, target: str, score: float):
+def test_text_score(read: str, target: str, score: float) -> None:
     assert text_score(read, target) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("shift_y", [-1, 0, 1])
-def test_clean_digits_score_one(reader: Reward, shift_y: int):
+def test_clean_digits_score_one(reader: Reward, shift_y: int) -> None:
     rng = np.random.default_rng(7)
     texts = ["".join(rng.choice(list("0123456789"), size=length)) for length in (2, 3, 4) for _ in range(12)]
     texts += ["11", "000", "8888", "1717"]
@@ -67,18 +67,18 @@ def test_clean_digits_score_one(reader: Reward, shift_y: int):
     )
 
 
-def test_wrong_characters_cost_their_share(reader: Reward):
+def test_wrong_characters_cost_their_share(reader: Reward) -> None:
     scores = reader.score(_images("407", "4071", "52"), ['A "417"', 'A "4925"', 'A "52"'])
     assert scores == pytest.approx([2 / 3, 1 / 4, 1.0])
 
 
-def test_blank_and_noisy_images_score_low(reader: Reward):
+def test_blank_and_noisy_images_score_low(reader: Reward) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (8, 16, 32, 3), dtype=np.uint8)
     assert reader.score(np.full((1, 16, 32, 3), 255, np.uint8), ['A "407"']) == [0.0]
     assert np.mean(reader.score(noise, ['A "4071"'] * 8)) < 0.3
 
 
-def test_scores_do_not_depend_on_the_neighbours(reader: Reward):
+def test_scores_do_not_depend_on_the_neighbours(reader: Reward) -> None:
     texts = ["12", "345", "6789", "407"]
     prompts = [f'A "{text}"' for text in ("13", "345", "9789", "047")]
     together = reader.score(_images(*texts), prompts)
@@ -87,12 +87,12 @@ def test_scores_do_not_depend_on_the_neighbours(reader: Reward):
     ]
 
 
-def test_a_prompt_without_target_is_an_error_not_a_zero(reader: Reward):
+def test_a_prompt_without_target_is_an_error_not_a_zero(reader: Reward) -> None:
     with pytest.raises(BadInputError, match="no quoted target"):
         reader.score(_images("12"), ["no quotes"])
 
 
-def test_ocr_reads_what_is_drawn_with_and_without_a_charset():
+def test_ocr_reads_what_is_drawn_with_and_without_a_charset() -> None:
     assert OcrReward("0123456789").read(_images("407", "9921")) == ["407", "9921"]
     unrestricted = OcrReward("").read(_images("407"))
     assert unrestricted == ["407"]
@@ -101,12 +101,12 @@ def test_ocr_reads_what_is_drawn_with_and_without_a_charset():
         OcrReward("0\u0000")
 
 
-def test_template_ignores_where_ocr_would_forgive():
+def test_template_ignores_where_ocr_would_forgive() -> None:
     template = build_reward(READERS["template"])
     assert template.score(_images("4075"), ['A "407"'])[0] < 1.0
 
 
-def test_jpeg_size_is_the_share_saved():
+def test_jpeg_size_is_the_share_saved() -> None:
     flat, noisy = (
         np.full((16, 32, 3), 200, np.uint8),
         np.random.default_rng(0).integers(0, 256, (16, 32, 3), np.uint8),
@@ -125,7 +125,7 @@ def _function(tmp_path: Path, source: str, name: str = "score") -> RewardConfig:
     return FunctionRewardConfig(type="function", file=file, name=name)
 
 
-def test_a_function_of_your_own(tmp_path: Path):
+def test_a_function_of_your_own(tmp_path: Path) -> None:
     source = "def bright(image, prompt):\n    return float(image.mean()) / 255 * (prompt == 'a')\n"
     reward = build_reward(_function(tmp_path, source, "bright"))
     images = np.full((2, 4, 4, 3), 51, np.uint8)
@@ -135,7 +135,7 @@ def test_a_function_of_your_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize("answer", ["None", "float('nan')", "-0.1", "1.5", "'high'"])
-def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str):
+def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str) -> None:
     reward = build_reward(_function(tmp_path, f"def score(image, prompt):\n    return {answer}\n"))
     with pytest.raises(ScorerError, match=r"mine\.py:score"):
         reward.score(np.zeros((1, 4, 4, 3), np.uint8), ["a"])
@@ -149,23 +149,23 @@ def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str):
         ("1 / 0\n", "cannot be imported"),
     ],
 )
-def test_a_broken_reward_file_is_bad_input(tmp_path: Path, source: str, problem: str):
+def test_a_broken_reward_file_is_bad_input(tmp_path: Path, source: str, problem: str) -> None:
     with pytest.raises(BadInputError, match=problem):
         build_reward(_function(tmp_path, source))
 
 
-def test_a_missing_reward_file_is_bad_input(tmp_path: Path):
+def test_a_missing_reward_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no reward file"):
         build_reward(FunctionRewardConfig(type="function", file=tmp_path / "none.py"))
 
 
-def test_grey_share_counts_between_ink_and_paper():
+def test_grey_share_counts_between_ink_and_paper() -> None:
     values = np.array([0, 25, 26, 128, 152, 153, 200, 255], np.uint8)  # -1, -.804, -.796, .004, .192, .2, ...
     image = np.repeat(values.reshape(1, 2, 4, 1), 3, axis=-1)
     assert grey_share(image) == 3 / 8
 
 
-def test_golden_images_pass_the_self_test(reader: Reward):
+def test_golden_images_pass_the_self_test(reader: Reward) -> None:
     self_test(reader)
     assert golden_images().shape == (len(GOLDEN), 16, 32, 3)
 
@@ -192,6 +192,6 @@ class _Scorer:
         (_Scorer("ocr", [1.0] * 4), "wrong ones 1.00"),
     ],
 )
-def test_self_test_finds_a_broken_scorer(scorer: Reward, problem: str):
+def test_self_test_finds_a_broken_scorer(scorer: Reward, problem: str) -> None:
     with pytest.raises(ScorerError, match=problem):
         self_test(scorer)

@@ -41,19 +41,19 @@ def _function(tmp_path: Path, body: str) -> FunctionRewardConfig:
     return FunctionRewardConfig(type="function", file=file)
 
 
-def test_both_rewards_answer(pool: ScorerPool):
+def test_both_rewards_answer(pool: ScorerPool) -> None:
     futures = [pool.submit(golden_images(), PROMPTS), pool.submit_held_out(golden_images(), PROMPTS)]
     assert [future.result(60) for future in futures] == [[1.0] * 4, [1.0] * 4]
 
 
-def test_a_killed_scorer_is_restarted_and_the_score_is_the_same(pool: ScorerPool):
+def test_a_killed_scorer_is_restarted_and_the_score_is_the_same(pool: ScorerPool) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
     assert pool.submit(golden_images(), PROMPTS).result(60) == [1.0] * 4
     assert pool.pids != [pid]
 
 
-def test_the_scorer_ignores_a_terminals_interrupt(pool: ScorerPool):
+def test_the_scorer_ignores_a_terminals_interrupt(pool: ScorerPool) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGINT)
     assert os.getpgid(pid) != os.getpgid(0)
@@ -61,14 +61,14 @@ def test_the_scorer_ignores_a_terminals_interrupt(pool: ScorerPool):
     assert pool.pids == [pid]
 
 
-def test_batches_are_checked_before_they_are_sent(pool: ScorerPool):
+def test_batches_are_checked_before_they_are_sent(pool: ScorerPool) -> None:
     with pytest.raises(ValueError, match="one uint8 image"):
         pool.submit(golden_images(), PROMPTS[:2])
     with pytest.raises(ValueError, match="one uint8 image"):
         pool.submit(golden_images().astype(np.float32), PROMPTS)
 
 
-def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer_module, "BACKOFF_SECONDS", (0.01, 0.02))
     body = (
         "def score(image, prompt):\n"
@@ -90,7 +90,7 @@ def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("failure", ["raise OSError('engine is away')", "os._exit(3)"])
 def test_a_failing_reward_ends_in_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
-):
+) -> None:
     monkeypatch.setattr(scorer_module, "BACKOFF_SECONDS", (0.01, 0.02))
     body = f"def score(image, prompt):\n    if prompt == 'bad':\n        {failure}\n    return 0.5\n"
     pool = ScorerPool(_function(tmp_path, body), None)
@@ -102,7 +102,7 @@ def test_a_failing_reward_ends_in_an_error_that_names_it(
         pool.close()
 
 
-def test_a_hung_scorer_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hung_scorer_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer_module, "BACKOFF_SECONDS", (0.01, 0.02))
     body = (
         "def score(image, prompt):\n"
@@ -120,7 +120,7 @@ def test_a_hung_scorer_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pool.close()
 
 
-def test_check_reports_a_failed_self_test_and_a_bad_file(tmp_path: Path):
+def test_check_reports_a_failed_self_test_and_a_bad_file(tmp_path: Path) -> None:
     nonsense = ScorerPool(_function(tmp_path, "def score(image, prompt):\n    return 7\n"), None)
     missing = ScorerPool(FunctionRewardConfig(type="function", file=tmp_path / "none.py"), None)
     try:
@@ -133,7 +133,7 @@ def test_check_reports_a_failed_self_test_and_a_bad_file(tmp_path: Path):
         missing.close()
 
 
-def test_close_ends_the_processes_and_refuses_more():
+def test_close_ends_the_processes_and_refuses_more() -> None:
     pool = ScorerPool(JpegSizeRewardConfig(type="jpeg_size"), None, processes=2)
     pool.check()
     children = [psutil.Process(pid) for pid in pool.pids]
@@ -146,7 +146,7 @@ def test_close_ends_the_processes_and_refuses_more():
         pool.submit(PIXELS, ["a", "b"])
 
 
-def test_the_scorer_dies_with_its_parent():
+def test_the_scorer_dies_with_its_parent() -> None:
     """A driver that is killed cannot clean up: its scorer must notice by itself."""
     import subprocess
     import sys

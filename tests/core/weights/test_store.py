@@ -16,7 +16,7 @@ def _weights(value: float) -> dict[str, torch.Tensor]:
     return {"b": torch.full((2,), value), "a": torch.arange(6.0).reshape(2, 3).t()}
 
 
-def test_digest_is_sha256_in_name_order_over_contiguous_bytes():
+def test_digest_is_sha256_in_name_order_over_contiguous_bytes() -> None:
     a = torch.arange(6.0).reshape(2, 3).t().contiguous()
     expected = hashlib.sha256(
         b"a(3, 2)torch.float32"
@@ -27,7 +27,7 @@ def test_digest_is_sha256_in_name_order_over_contiguous_bytes():
     assert weights_digest(_weights(1.0)) == expected
 
 
-def test_publish_and_load(tmp_path: Path):
+def test_publish_and_load(tmp_path: Path) -> None:
     store = WeightStore(tmp_path / "weights")
     policy = store.publish("old", 3, _weights(1.0))
     assert policy == PolicyVersion(label="old", number=3, digest=weights_digest(_weights(1.0)))
@@ -39,7 +39,7 @@ def test_publish_and_load(tmp_path: Path):
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["old-3.safetensors"]
 
 
-def test_other_weights_under_the_same_name_are_refused(tmp_path: Path):
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     first = store.publish("old", 1, _weights(1.0))
     second = store.publish("old", 1, _weights(2.0))
@@ -48,7 +48,7 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path: Path):
         store.load(first)
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path):
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     policy = store.publish("ema", 2, _weights(1.0))
     store.path(policy).write_bytes(b"\x00" * 20)
@@ -59,7 +59,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path):
         store.load(policy)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path):
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     (tmp_path / "old-1.safetensors").mkdir()  # the rename cannot replace a folder
     with pytest.raises(OSError, match="old-1"):
@@ -67,7 +67,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["old-1.safetensors"]
 
 
-def test_prune_keeps_what_is_named(tmp_path: Path):
+def test_prune_keeps_what_is_named(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     versions = [store.publish("old", number, _weights(float(number))) for number in range(3)]
     removed = store.prune(keep=versions[2:])
