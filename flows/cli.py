@@ -245,17 +245,7 @@ def main() -> None:
         app()
     except SpotlightError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        _leave(error.exit_code)
-
-
-def _leave(code: int) -> None:
-    """Exit, also when a thread never will: all is closed by now, but one that was connecting to a Ray
-    head when that was ended waits for it without end, and the interpreter would wait for the thread."""
-    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

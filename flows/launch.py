@@ -5,6 +5,7 @@ Prefect would replace the SIGTERM handler, and a handler that raises anywhere in
 in whatever state it hit.
 
     first SIGINT or SIGTERM   cancel the flow, close fleet, scorer and servers; checkpoints stay
+                              (while everything starts: as the second)
     second, or 8 s later      SIGKILL everything of the run and leave at once
 """
 
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from flows.reaper import reap_after_exit
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
@@ -73,6 +75,7 @@ class _Driver:
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._digest: str | None = None
+        self.starting = True
         self.thread = threading.Thread(target=self._run, name="driver", daemon=True)
 
     def stop(self) -> None:
@@ -103,11 +106,10 @@ class _Driver:
         from tasks.plant import Plant
 
         log = log_to(self._folder.logs / "driver.log")
-        if self._stop.is_set():
-            return
-        plant = Plant(self._config, self._folder, prefect=prefect, display=self._display, stop=self._stop)
+        plant = Plant(self._config, self._folder, prefect=prefect, display=self._display)
         try:
             checkpoint = plant.start()
+            self.starting = False
             asyncio.run(self._flow(plant, checkpoint))
         finally:
             plant.close()
@@ -138,13 +140,14 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
     asked = threading.Event()
 
     def leave_now() -> None:
-        reap(folder.run_id, grace_seconds=0)
+        reap_after_exit(folder)
         sys.stderr.write(f"error: {interrupted(folder)}\n")
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if asked.is_set() or driver.starting:
+            # While Ray and its nodes start there is no orderly way back, and nothing to save.
             leave_now()
         asked.set()
         signal.alarm(0)  # of Ray's handler, in case the signal came before ours was put back
@@ -157,6 +160,7 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
 
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     try:
+        arm()
         driver.thread.start()
         while driver.thread.is_alive() and not asked.is_set():
             # Again and again: when it connects, Ray puts a handler below Python's that aborts the

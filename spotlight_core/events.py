@@ -52,7 +52,7 @@ class PhaseChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
-    """A group began to denoise under a lease."""
+    """A group denoises under a lease: said when it begins, and now and then as a sign of life."""
 
     lease: str
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from spotlight_core.batches import BatchPlanner
@@ -19,7 +19,6 @@ from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.diffusion.models import build_model
-from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Command, Event, Lost, NodeJoined
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
@@ -33,7 +32,8 @@ from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.traces import read_trace
 from spotlight_core.rewards.scorer import ScorerPool
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import PolicyVersion
 from spotlight_core.weights.store import WeightStore
@@ -82,7 +82,7 @@ class _SpotNodes:
 
 
 class Plant:
-    """See the module's text.  ``stop`` set by another thread ends the start early.
+    """See the module's text.
 
     ``prefect`` comes from outside, since it must exist before Prefect is imported, as here.
     """
@@ -94,12 +94,10 @@ class Plant:
         *,
         prefect: PrefectServer,
         display: Display,
-        stop: threading.Event,
     ) -> None:
         self.config = config
         self.folder = folder
         self.display = display
-        self._stop = stop
         self._prefect = prefect
         self._closers: list[Callable[[], None]] = [prefect.stop]
         self._fleet_open = False
@@ -114,7 +112,7 @@ class Plant:
         """Clean up after a former driver, start everything, return what to resume from.
 
         Raises:
-            SpotlightError: a part did not start, or ``stop`` was set meanwhile.
+            SpotlightError: a part did not start.
         """
         self.display.stage("starting Prefect, Ray and the scorer")
         sweep(self.folder)
@@ -126,7 +124,6 @@ class Plant:
         self.epoch = last_position(self.folder)[0] + 1
         self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
         fleet = self._assemble()
-        self._obey_stop()
         self._together(
             {
                 "Prefect": self._prefect.start,
@@ -164,10 +161,6 @@ class Plant:
         kept += [PolicyVersion(label="ema", number=number, digest="") for number in evaluated]
         kept.append(PolicyVersion(label="base", number=0, digest=""))
         self._weights.prune(kept)
-
-    def _obey_stop(self) -> None:
-        if self._stop.is_set():
-            raise SpotlightError("the run was stopped while it started", "start it again")
 
     def _assemble(self) -> LiveFleet:
         """Make the parts; what takes long of them is left to ``_together``."""
@@ -229,18 +222,14 @@ class Plant:
         return executor
 
     def _together(self, starts: Mapping[str, Callable[[], object]]) -> None:
-        """Run all at once; the first failure is raised, and a stop asked for meanwhile is obeyed."""
-        pool = ThreadPoolExecutor(max_workers=len(starts), thread_name_prefix="start")
-        pending = {pool.submit(_timed, name, start) for name, start in starts.items()}
-        try:
-            while pending:
-                self._obey_stop()
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-        finally:
-            # Not waited for: closing what they wait for is what ends those that still run.
-            pool.shutdown(wait=False, cancel_futures=True)
+        """Run all at once; the first failure is raised when all have ended.
+
+        Not before: Ray aborts this process when its head is ended while a thread connects to it.
+        """
+        with ThreadPoolExecutor(max_workers=len(starts), thread_name_prefix="start") as pool:
+            pending = [pool.submit(_timed, name, start) for name, start in starts.items()]
+        for future in pending:
+            future.result()
 
 
 def _timed(name: str, start: Callable[[], object]) -> None:

@@ -26,8 +26,11 @@ from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Start
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.notices.replay import ReplayWatcher
+from spotlight_core.executor.processes import NODE_VARIABLE
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.types import PolicyVersion
+
+SIGN_OF_LIFE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class ActorSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """Denoising began."""
+    """Denoising began, or still goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class _Orders:
 def kill_own_node() -> None:
     """SIGKILL this node's raylet, its other children and this process: no goodbye to anyone."""
     raylet = psutil.Process(os.getppid())
+    if raylet.environ().get(NODE_VARIABLE) != os.environ.get(NODE_VARIABLE):
+        os.kill(os.getpid(), signal.SIGKILL)  # the raylet is gone already: our parent is somebody else
     children = raylet.children(recursive=True)
     raylet.kill()
     for child in children:
@@ -194,7 +199,13 @@ class DenoiseActor:
         orders, self._present = self._orders[start.lease], start.lease
         self._watcher.begin(start.request)
 
+        said_at = time.monotonic()
+
         def boundary(denoise_step: int, make_state: Callable[[], Arrays]) -> bool:
+            nonlocal said_at
+            if time.monotonic() - said_at > SIGN_OF_LIFE_SECONDS:
+                said_at = time.monotonic()
+                emit(Began())
             self._strike(denoise_step, orders, emit)
             if orders.abandoned or orders.yielding:
                 return True

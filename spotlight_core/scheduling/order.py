@@ -16,7 +16,6 @@ class Candidate:
     request: str
     kind: Kind
     arrival: int
-    remaining_denoise_steps: int
 
 
 class Order(Protocol):

@@ -8,7 +8,7 @@ arrival number, so a recorded event log replays to identical commands.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from spotlight_core.events import (
     Abandon,
@@ -28,73 +28,16 @@ from spotlight_core.events import (
     Release,
     SetTimer,
     Settle,
-    SPGroup,
     Start,
+    Started,
     Submitted,
     Timer,
     WeightsLoaded,
     Yield,
 )
 from spotlight_core.scheduling.order import Candidate, FirstComeFirstServed, Order
-from spotlight_core.types import GenerationRequest, PolicyVersion
-
-Status = Literal["pending", "in_flight", "yielding"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingRules:
-    """Limits of the queue.  ``lease_seconds``: silence after which a lease is taken for lost."""
-
-    lease_seconds: float
-    max_attempts: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    request: GenerationRequest
-    arrival: int
-    status: Status = "pending"
-    from_denoise_step: int = 0
-    state_ref: str | None = None
-    attempts: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Node:
-    name: str
-    incarnation: int
-    pool: str
-    idle_since: int
-    draining: bool = False
-    loading: str | None = None
-    loaded: str | None = None
-    lease: str | None = None
-
-    @property
-    def group(self) -> SPGroup:
-        return SPGroup(node=self.name, generation=self.incarnation)
-
-    @property
-    def idle(self) -> bool:
-        return not self.draining and self.loading is None and self.lease is None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lease:
-    id: str
-    request: str
-    node: tuple[str, int]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the queue lived through."""
-
-    resumed: int = 0
-    recomputed: int = 0
-    duplicates_dropped: int = 0
-    leases: int = 0
-    submitted: int = 0
+from spotlight_core.scheduling.records import Counters, Entry, Lease, Node, NodeKey, SchedulingRules
+from spotlight_core.types import PolicyVersion
 
 
 @dataclass(slots=True)
@@ -105,17 +48,17 @@ class RequestScheduler:
     order: Order = field(default_factory=FirstComeFirstServed)
     phase: Phase = "publish"
     counters: Counters = field(default_factory=Counters)
-    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _entries: dict[str, Entry] = field(default_factory=dict)
     _settled: dict[str, str | None] = field(default_factory=dict)  # digest of the result, None if aborted
-    _nodes: dict[tuple[str, int], _Node] = field(default_factory=dict)
-    _leases: dict[str, _Lease] = field(default_factory=dict)
-    _renewals: dict[str, int] = field(default_factory=dict)
+    _nodes: dict[NodeKey, Node] = field(default_factory=dict)
+    _leases: dict[str, Lease] = field(default_factory=dict)
+    _stranded: int | None = None  # the event since which requests have had no node
 
     def decide(self, event: Event) -> list[Command]:
         """Take one event, return the commands it causes, in order."""
         handler = _HANDLERS.get(type(event))
         commands = handler(self, event) if handler else []
-        return commands + self._assign(event)
+        return commands + self._assign(event) + self._watch_for_nodes(event)
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -123,11 +66,13 @@ class RequestScheduler:
         for request in event.requests:
             if request.id not in self._entries and request.id not in self._settled:
                 self.counters.submitted += 1
-                self._entries[request.id] = _Entry(request=request, arrival=self.counters.submitted)
+                self._entries[request.id] = Entry(request=request, arrival=self.counters.submitted)
         return []
 
     def _finished(self, event: Finished) -> list[Command]:
         lease = self._end_lease(event.lease, event.seq)
+        if lease is not None and lease.node in self._nodes:
+            self._nodes[lease.node].failures_in_a_row = 0
         if event.request in self._settled:
             return self._repeated(event) + self._release_if_drained(lease)
         if event.request not in self._entries:
@@ -153,7 +98,8 @@ class RequestScheduler:
             return []
         entry.from_denoise_step, entry.state_ref = event.next_denoise_step, event.ref
         if not event.released:
-            return [self._lease_timer(event.lease, event.at)]
+            self._renew(event.lease, event.at)
+            return []
         entry.status = "pending"
         return self._release_if_drained(self._end_lease(event.lease, event.seq))
 
@@ -161,11 +107,24 @@ class RequestScheduler:
         lease = self._end_lease(event.lease, event.seq)
         if lease is None:
             return []
-        if event.retryable or lease.request not in self._entries:
-            commands = self._back_to_queue(lease.request, event.error)
-        else:
-            commands = self._abort(lease.request, event.error)
-        return commands + self._release_if_drained(lease)
+        if lease.request not in self._entries:  # cancelled, or another lease has settled it
+            return self._release_if_drained(lease)
+        if not event.retryable:
+            return self._abort(lease.request, event.error) + self._release_if_drained(lease)
+        self._entries[lease.request].failed_on = lease.node
+        self._note_failure(lease.node)
+        return self._back_to_queue(lease.request, event.error) + self._release_if_drained(lease)
+
+    def _note_failure(self, key: NodeKey) -> None:
+        """A node that fails fast is idle first: unchecked it would eat every request's attempts."""
+        node = self._nodes.get(key)
+        if node is not None:
+            node.failures_in_a_row += 1
+            node.draining |= node.failures_in_a_row >= self.rules.max_node_failures
+
+    def _started(self, event: Started) -> list[Command]:
+        self._renew(event.lease, event.at)
+        return []
 
     def _cancelled(self, event: Cancelled) -> list[Command]:
         commands: list[Command] = []
@@ -189,8 +148,9 @@ class RequestScheduler:
         entry = self._entries.get(request)
         if entry is None:  # another lease has settled it meanwhile
             return []
-        if entry.attempts >= self.rules.max_attempts:
-            return self._abort(request, f"{entry.attempts} attempts used up, the last one ended with: {why}")
+        entry.failures += 1
+        if entry.failures >= self.rules.max_attempts:
+            return self._abort(request, f"{entry.failures} attempts used up, the last one ended with: {why}")
         entry.status = "pending"
         if entry.state_ref is None:
             self.counters.recomputed += 1
@@ -200,7 +160,7 @@ class RequestScheduler:
 
     def _joined(self, event: NodeJoined) -> list[Command]:
         key = (event.node, event.incarnation)
-        self._nodes[key] = _Node(
+        self._nodes[key] = Node(
             name=event.node, incarnation=event.incarnation, pool=event.pool, idle_since=event.seq
         )
         return []
@@ -218,7 +178,7 @@ class RequestScheduler:
             entry.status = "yielding"
         return [
             Yield(lease=node.lease, group=node.group, by=by, reason="notice"),
-            SetTimer(id=f"drain/{node.name}/{node.incarnation}", at=by),
+            SetTimer(id=f"drain/{node.name}#{node.incarnation}", at=by),
         ]
 
     def _lost(self, event: Lost) -> list[Command]:
@@ -249,47 +209,76 @@ class RequestScheduler:
         return []
 
     def _timer(self, event: Timer) -> list[Command]:
-        kind, _, name = event.id.partition("/")
-        if kind == "drain":
-            node_name, _, incarnation = name.rpartition("/")
-            node = self._nodes.get((node_name, int(incarnation)))
-            if node is None or node.lease is None:
-                return []
-            expired, why = node.lease, "no commit before the provider's deadline"
-        else:
-            lease_id, _, renewal = name.rpartition("#")
-            if lease_id not in self._leases or self._renewals.get(lease_id) != int(renewal):
-                return []
-            expired, why = lease_id, f"silent for {self.rules.lease_seconds:g} s"
-        lease = self._leases[expired]
+        kind, _, rest = event.id.partition("/")
+        name, _, number = rest.rpartition("#")
+        if kind in ("drain", "load"):
+            return self._node_timer(kind, name, int(number), event)
+        if kind == "nodes":
+            return self._no_node_came(int(number))
+        lease = self._leases.get(rest)
+        if lease is None:
+            return []
+        if event.at < lease.alive_until:
+            return [SetTimer(id=event.id, at=lease.alive_until)]
+        return self._expire(lease, f"silent for {self.rules.lease_seconds:g} s", event.seq)
+
+    def _node_timer(self, kind: str, name: str, incarnation: int, event: Timer) -> list[Command]:
+        node = self._nodes.get((name, incarnation))
+        if node is None:
+            return []
+        if kind == "drain" and node.lease is not None:
+            why = "no commit before the provider's deadline"
+            return self._expire(self._leases[node.lease], why, event.seq)
+        if kind == "load" and node.loading is not None and event.at >= node.load_by:
+            node.draining = True
+            return [Release(node=node.name, incarnation=node.incarnation)]
+        return []
+
+    def _expire(self, lease: Lease, why: str, seq: int) -> list[Command]:
         node = self._nodes[lease.node]
         # A node that went silent or overran its deadline may still hold the work: it gets no more.
         node.draining = True
-        self._end_lease(expired, event.seq)
+        self._end_lease(lease.id, seq)
         return [
-            Abandon(lease=expired, group=node.group),
+            Abandon(lease=lease.id, group=node.group),
             *self._back_to_queue(lease.request, why),
             Release(node=node.name, incarnation=node.incarnation),
         ]
 
+    def _watch_for_nodes(self, event: Event) -> list[Command]:
+        """Requests that no node can take are waited for only so long: a hang would be told to nobody."""
+        stranded = bool(self._entries) and all(node.draining for node in self._nodes.values())
+        if not stranded:
+            self._stranded = None
+        elif self._stranded is None:
+            self._stranded = event.seq
+            return [SetTimer(id=f"nodes/#{event.seq}", at=event.at + self.rules.lease_seconds)]
+        return []
+
+    def _no_node_came(self, since: int) -> list[Command]:
+        if self._stranded != since:
+            return []
+        waited = f"no node for {self.rules.lease_seconds:g} s"
+        return [Alarm(detail=f"{waited}, and {len(self._entries)} requests wait for one")]
+
     # -- leases -------------------------------------------------------------------------------------
 
-    def _lease_timer(self, lease: str, at: float) -> SetTimer:
-        self._renewals[lease] = self._renewals.get(lease, 0) + 1
-        return SetTimer(id=f"lease/{lease}#{self._renewals[lease]}", at=at + self.rules.lease_seconds)
+    def _renew(self, lease_id: str, at: float) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.alive_until = at + self.rules.lease_seconds
 
-    def _lease_of(self, request: str) -> _Lease | None:
+    def _lease_of(self, request: str) -> Lease | None:
         return next((lease for lease in self._leases.values() if lease.request == request), None)
 
-    def _end_lease(self, lease_id: str, seq: int) -> _Lease | None:
+    def _end_lease(self, lease_id: str, seq: int) -> Lease | None:
         lease = self._leases.pop(lease_id, None)
-        self._renewals.pop(lease_id, None)
         node = self._nodes.get(lease.node) if lease else None
         if node is not None:
             node.lease, node.idle_since = None, seq
         return lease
 
-    def _release_if_drained(self, lease: _Lease | None) -> list[Command]:
+    def _release_if_drained(self, lease: Lease | None) -> list[Command]:
         node = self._nodes.get(lease.node) if lease else None
         if node is None or not node.draining:
             return []
@@ -297,7 +286,7 @@ class RequestScheduler:
 
     # -- assignment ---------------------------------------------------------------------------------
 
-    def _may_run(self, entry: _Entry, pool: str) -> bool:
+    def _may_run(self, entry: Entry, pool: str) -> bool:
         """Exploration runs on spot while training runs and on all nodes for a remainder; training owns
         the reserved nodes."""
         if self.phase == "train":
@@ -313,33 +302,36 @@ class RequestScheduler:
             if node.loaded == entry.request.policy.name:
                 commands += self._start(node, entry, event)
             else:
-                commands.append(self._load(node, entry.request.policy))
+                commands += self._load(node, entry.request.policy, event)
         return commands
 
-    def _next_for(self, node: _Node) -> _Entry | None:
+    def _next_for(self, node: Node) -> Entry | None:
+        alone = not any(other.key != node.key and not other.draining for other in self._nodes.values())
         candidates = [
-            Candidate(
-                request=name,
-                kind=entry.request.kind,
-                arrival=entry.arrival,
-                remaining_denoise_steps=entry.request.fidelity.denoise_steps - entry.from_denoise_step,
-            )
+            Candidate(request=name, kind=entry.request.kind, arrival=entry.arrival)
             for name, entry in self._entries.items()
-            if entry.status == "pending" and self._may_run(entry, node.pool)
+            if entry.status == "pending"
+            and self._may_run(entry, node.pool)
+            and (entry.failed_on != node.key or alone)
         ]
         return self._entries[self.order.first(candidates).request] if candidates else None
 
-    def _load(self, node: _Node, policy: PolicyVersion) -> Load:
-        node.loading = policy.name
-        return Load(node=node.name, incarnation=node.incarnation, policy=policy)
+    def _load(self, node: Node, policy: PolicyVersion, event: Event) -> list[Command]:
+        node.loading, node.load_by = policy.name, event.at + self.rules.lease_seconds
+        return [
+            Load(node=node.name, incarnation=node.incarnation, policy=policy),
+            SetTimer(id=f"load/{node.name}#{node.incarnation}", at=node.load_by),
+        ]
 
-    def _start(self, node: _Node, entry: _Entry, event: Event) -> list[Command]:
+    def _start(self, node: Node, entry: Entry, event: Event) -> list[Command]:
         self.counters.leases += 1
         lease = f"{event.epoch}.{self.counters.leases}"
-        self._leases[lease] = _Lease(id=lease, request=entry.request.id, node=(node.name, node.incarnation))
+        alive_until = event.at + self.rules.lease_seconds
+        self._leases[lease] = Lease(
+            id=lease, request=entry.request.id, node=node.key, alive_until=alive_until
+        )
         node.lease = lease
         entry.status = "in_flight"
-        entry.attempts += 1
         if entry.from_denoise_step:
             self.counters.resumed += 1
         start = Start(
@@ -349,13 +341,14 @@ class RequestScheduler:
             from_denoise_step=entry.from_denoise_step,
             state_ref=entry.state_ref,
         )
-        return [start, self._lease_timer(lease, event.at)]
+        return [start, SetTimer(id=f"lease/{lease}", at=alive_until)]
 
 
 _HANDLERS: dict[type[Event], Callable[[RequestScheduler, Any], list[Command]]] = cast(
     Any,
     {
         Submitted: RequestScheduler._submitted,
+        Started: RequestScheduler._started,
         Finished: RequestScheduler._finished,
         Committed: RequestScheduler._committed,
         Failed: RequestScheduler._failed,

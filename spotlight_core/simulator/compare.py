@@ -18,7 +18,8 @@ from spotlight_core.costs import CostModel
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.errors import BadInputError
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.simulator.phases import SimPhases, run_in_virtual_time, simulate_iterations
 from spotlight_core.types import IterationReport, PolicyVersion, RunState

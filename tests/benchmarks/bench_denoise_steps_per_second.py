@@ -23,7 +23,8 @@ from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.recipes import load_recipe
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.store import WeightStore

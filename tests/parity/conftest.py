@@ -15,7 +15,8 @@ from spotlight_core.events import Command, Event
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.philox import named_generator
 from spotlight_core.recipes import load_recipe
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.simulator.phases import SimPhases, run_in_virtual_time, simulate_iterations
 from spotlight_core.types import GenerationRequest, IterationReport, PolicyVersion, RunState
@@ -48,6 +49,7 @@ def small_recipe(*overrides: str) -> RunConfig:
             "exploration.seeds_per_prompt=8",
             "exploration.effective_steps=4",
             "exploration.seeds_per_request=4",
+            "exploration.audit_every=4",
             *overrides,
         ],
     )

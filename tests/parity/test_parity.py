@@ -6,7 +6,8 @@ from spotlight_core.diffusion.engine import DenoiseEngine
 from spotlight_core.diffusion.tiny.model import TinyQwenImage
 from spotlight_core.events import Event, Start, to_dict
 from spotlight_core.executor.local import LocalExecutor
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from tests.parity.conftest import COSTS, PREEMPTIONS, VirtualRun, small_recipe, virtual_run
 

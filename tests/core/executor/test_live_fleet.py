@@ -29,7 +29,8 @@ from spotlight_core.executor.processes import ray_folder, run_processes
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.market.progress import ProgressPoint, ProgressTrace
 from spotlight_core.market.traces import ClockEvent, ClockTrace
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.store import WeightStore

@@ -21,12 +21,14 @@ from spotlight_core.events import (
     Settle,
     SPGroup,
     Start,
+    Started,
     Submitted,
     Timer,
     WeightsLoaded,
     Yield,
 )
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.types import Fidelity, GenerationRequest, Kind, PolicyVersion, Prompt
 
 POLICY = PolicyVersion(label="old", number=1, digest="d1")
@@ -84,10 +86,13 @@ def test_an_idle_node_loads_the_version_before_it_pulls() -> None:
     harness = Harness()
     harness(PhaseChanged(phase="rollout", iteration=0))
     assert harness.join("spot-0", "spot") == []
-    assert harness(Submitted(requests=(request("a"),))) == [Load(node="spot-0", incarnation=1, policy=POLICY)]
+    assert harness(Submitted(requests=(request("a"),))) == [
+        Load(node="spot-0", incarnation=1, policy=POLICY),
+        SetTimer(id="load/spot-0#1", at=60.0),
+    ]
     assert harness.loaded("spot-0") == [
         Start(group=SPOT, lease="1.1", request=request("a")),
-        SetTimer(id="lease/1.1#1", at=60.0),
+        SetTimer(id="lease/1.1", at=60.0),
     ]
 
 
@@ -145,7 +150,7 @@ def test_a_notice_yields_commits_and_resumes_elsewhere_at_the_committed_step() -
     harness, _ = ready(request("a"), request("b"))
     assert harness(Notice(node="spot-0", incarnation=1, seconds_left=5), at=2.0) == [
         Yield(lease="1.2", group=SPOT, by=7.0, reason="notice"),
-        SetTimer(id="drain/spot-0/1", at=7.0),
+        SetTimer(id="drain/spot-0#1", at=7.0),
     ]
     committed = Committed(lease="1.2", request="b", next_denoise_step=4, ref="b@4", digest="y", released=True)
     assert harness(committed, at=3.0) == [Release(node="spot-0", incarnation=1)]
@@ -159,8 +164,7 @@ def test_a_notice_yields_commits_and_resumes_elsewhere_at_the_committed_step() -
 def test_a_kill_recomputes_from_the_start_and_with_a_commit_from_there() -> None:
     harness, _ = ready(request("a"), request("b"), request("c"))
     harness(Committed(lease="1.1", request="a", next_denoise_step=5, ref="a@5", digest="y", released=False))
-    lost = harness(Lost(node="spot-0", incarnation=1, cause="killed", stopped_at=1.0))
-    assert lost == []
+    harness(Lost(node="spot-0", incarnation=1, cause="killed", stopped_at=1.0))
     assert harness.scheduler.counters.recomputed == 1
     harness.join("spot-0", "spot", incarnation=2)
     assert starts(harness.loaded("spot-0", incarnation=2)) == [("b", "spot-0", 0)]
@@ -176,30 +180,67 @@ def test_an_idle_node_with_a_notice_is_let_go_at_once_and_gets_nothing() -> None
         Release(node="spot-0", incarnation=1)
     ]
     harness(PhaseChanged(phase="rollout", iteration=0))
-    assert harness(Submitted(requests=(request("a"),))) == []
+    [waiting] = harness(Submitted(requests=(request("a"),)), at=1.0)
+    assert waiting == SetTimer(id="nodes/#4", at=61.0)
 
 
 def test_a_missed_deadline_abandons_the_lease_and_requeues_it() -> None:
     harness, _ = ready(request("a"), request("b"))
     harness(Notice(node="spot-0", incarnation=1, seconds_left=5), at=2.0)
-    commands = harness(Timer(id="drain/spot-0/1"), at=7.0)
+    commands = harness(Timer(id="drain/spot-0#1"), at=7.0)
     assert commands == [Abandon(lease="1.2", group=SPOT), Release(node="spot-0", incarnation=1)]
     assert starts(harness(finished("1.1", "a"), at=8.0)) == [("b", "reserved-0", 0)]
 
 
-def test_a_silent_lease_is_lost_but_a_commit_renews_it() -> None:
+def test_a_silent_lease_is_lost_but_signs_of_life_renew_it() -> None:
     harness, _ = ready(request("a"))
     commit = Committed(lease="1.1", request="a", next_denoise_step=5, ref="a@5", digest="y", released=False)
-    assert harness(commit, at=50.0) == [SetTimer(id="lease/1.1#2", at=110.0)]
-    assert harness(Timer(id="lease/1.1#1"), at=60.0) == []
-    commands = harness(Timer(id="lease/1.1#2"), at=110.0)
+    assert harness(commit, at=30.0) == []
+    assert harness(Started(lease="1.1"), at=50.0) == []
+    assert harness(Timer(id="lease/1.1"), at=60.0) == [SetTimer(id="lease/1.1", at=110.0)]
+    commands = harness(Timer(id="lease/1.1"), at=110.0)
     assert commands[:2] == [Abandon(lease="1.1", group=RESERVED), Release(node="reserved-0", incarnation=1)]
     assert starts(commands) == [("a", "spot-0", 5)]
 
 
+def test_a_load_that_never_ends_costs_the_node_its_place() -> None:
+    harness = Harness()
+    harness.join("spot-0", "spot")
+    harness(PhaseChanged(phase="rollout", iteration=0))
+    harness(Submitted(requests=(request("a"),)))
+    assert Release(node="spot-0", incarnation=1) in harness(Timer(id="load/spot-0#1"), at=60.0)
+
+
+def test_a_node_that_fails_fast_neither_eats_a_requests_attempts_nor_stays() -> None:
+    harness, _ = ready(request("a"), request("b"), max_attempts=8)  # a on reserved-0, b on spot-0
+    # b is not given to the node it failed on while another could take it.
+    assert starts(harness(Failed(lease="1.2", error="cuda", retryable=True))) == []
+    harness(Submitted(requests=(request("c"), request("d"), request("e"))))
+    assert starts(harness(Failed(lease="1.3", error="cuda", retryable=True))) == [("d", "spot-0", 0)]
+    commands = harness(Failed(lease="1.4", error="cuda", retryable=True))
+    assert commands[0] == Release(node="spot-0", incarnation=1)
+    assert starts(harness(finished("1.1", "a"))) == [("b", "reserved-0", 0)]
+
+
+def test_requests_that_no_node_can_take_raise_an_alarm_in_time() -> None:
+    harness, _ = ready(request("a"))
+    harness(Lost(node="spot-0", incarnation=1, cause="killed", stopped_at=1.0), at=1.0)
+    lost = harness(Lost(node="reserved-0", incarnation=1, cause="killed", stopped_at=2.0), at=2.0)
+    [timer] = lost
+    assert isinstance(timer, SetTimer)
+    assert timer.at == 62.0
+    harness.join("spot-0", "spot", incarnation=2)
+    assert harness(Timer(id=timer.id), at=62.0) == []  # somebody came meanwhile
+    [again] = harness(Lost(node="spot-0", incarnation=2, cause="killed", stopped_at=3.0), at=70.0)
+    assert isinstance(again, SetTimer)
+    [alarm] = harness(Timer(id=again.id), at=130.0)
+    assert isinstance(alarm, Alarm)
+    assert "no node for 60 s" in alarm.detail
+
+
 def test_the_first_result_wins_and_a_late_equal_one_is_dropped() -> None:
     harness, _ = ready(request("a"))
-    harness(Timer(id="lease/1.1#1"), at=60.0)  # given to spot-0 as lease 1.2
+    harness(Timer(id="lease/1.1"), at=60.0)  # given to spot-0 as lease 1.2
     commands = harness(finished("1.1", "a"), at=61.0)
     assert commands == [Settle(request="a", outcome="done", ref="ref-a"), Abandon(lease="1.2", group=SPOT)]
     assert harness(finished("1.2", "a"), at=62.0) == []

@@ -4,7 +4,8 @@ import pytest
 
 from spotlight_core.errors import FleetError
 from spotlight_core.events import Alarm, Finished, Settle, Start
-from spotlight_core.scheduling.requests import RequestScheduler, SchedulingRules
+from spotlight_core.scheduling.records import SchedulingRules
+from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.simulator.phases import run_in_virtual_time
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
@@ -67,7 +68,7 @@ def test_a_run_that_can_never_go_on_says_so_and_an_alarm_stops_it() -> None:
         await executor.submit([request("a")]).occasions[request("a").id]
 
     scheduler = RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3))
-    with pytest.raises(FleetError, match="waits for ever"):
+    with pytest.raises(FleetError, match="no node for 60 s, and 1 requests wait"):
         run_in_virtual_time(client(), scheduler, executor, lambda word: None)
     with pytest.raises(FleetError, match="two results differ"):
         executor.execute(Alarm(detail="two results differ"))
