@@ -87,7 +87,7 @@ def evaluate(
     run: RunName,
     runs: Runs = RUNS,
     images: Annotated[
-        int | None, typer.Option(help="Held-out images; the recipe's final_images when absent.")
+        int | None, typer.Option(min=1, help="Held-out images; the recipe's final_images when absent.")
     ] = None,
 ) -> None:
     """Score a run's newest EMA weights on held-out prompts, without a fleet."""

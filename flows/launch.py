@@ -19,6 +19,7 @@ from types import FrameType
 
 from flows.reaper import reap_after_exit
 from spotlight_core.config import RunConfig
+from spotlight_core.data.prompts import read_prompts
 from spotlight_core.errors import SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
@@ -182,14 +183,17 @@ def evaluate_run(config: RunConfig, folder: RunFolder, images: int | None) -> Ev
         BadInputError: the run has no evaluated weights, is being trained, or has too few prompts.
     """
     with held(folder):
-        os.environ.update(run_environment(folder.run_id))
+        # Threads before torch is imported: the last bits depend on them, here as in the run.
+        threads = {"OMP_NUM_THREADS": str(config.services.torch_threads)}
+        os.environ.update(run_environment(folder.run_id) | threads)
         server = PrefectServer(folder, config.services.prefect_port)
         try:
             server.start()
             from flows.evaluate import evaluate_policy, newest_evaluated
 
             policy = newest_evaluated(folder)
-            count = images if images is not None else config.evaluation.final_images
+            held_out = len(read_prompts(config.data.prompts / "test.txt"))
+            count = images if images is not None else min(config.evaluation.final_images, held_out)
             return asyncio.run(evaluate_policy(config, folder, policy, count))
         finally:
             server.stop()

@@ -289,6 +289,11 @@ class RunConfig(Section):
     def _consistent(self) -> "RunConfig":
         if self.loss.type == "grpo" and self.sampler.type == "ode":
             raise ValueError("loss grpo needs log-probabilities: set sampler.type = 'flow_sde'")
+        if isinstance(self.loss, NftConfig) and self.loss.timesteps_per_sample > self.sampler.denoise_steps:
+            raise ValueError(
+                f"loss.timesteps_per_sample = {self.loss.timesteps_per_sample} exceeds "
+                f"sampler.denoise_steps = {self.sampler.denoise_steps}: it trains at the sampler's levels"
+            )
         self._check_prices()
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from spotlight_core.types import GenerationRequest, PolicyVersion
 
 Phase = Literal["rollout", "train", "remainder", "publish", "evaluate"]
-Outcome = Literal["done", "aborted"]
+Outcome = Literal["done", "aborted", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,15 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """A lease ended in an error; ``retryable`` unless the request itself is at fault."""
+    """A lease ended in an error; ``retryable`` unless the request itself is at fault.
+
+    ``commit_lost``: what it was to resume from is damaged, so it has to be recomputed.
+    """
 
     lease: str
     error: str
     retryable: bool
+    commit_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,13 @@ def find_recipe(recipe: str, child: Path | None = None) -> Path:
     raise BadInputError(f"no recipe {recipe!r}", f"give a TOML file or one of {', '.join(recipe_names())}")
 
 
-_PATHS = (("data", "prompts"), ("fleet", "trace"), ("model", "weights"), ("reward", "file"))
+_PATHS = (
+    ("data", "prompts"),
+    ("fleet", "trace"),
+    ("model", "weights"),
+    ("reward", "file"),
+    ("evaluation", "held_out_reward", "file"),
+)
 
 
 def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -45,10 +51,12 @@ def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise BadInputError(f"{path} is not valid TOML", str(error)) from error
     except OSError as error:
         raise BadInputError(f"cannot read recipe {path}", f"check the path ({error.strerror})") from error
-    for section, key in _PATHS:
-        value = tree.get(section, {}).get(key) if isinstance(tree.get(section), dict) else None
-        if isinstance(value, str) and value != NO_FILE:
-            tree[section][key] = str((path.parent / value).resolve())
+    for *sections, key in _PATHS:
+        table: Any = tree
+        for section in sections:
+            table = table.get(section) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(table.get(key), str) and table[key] != NO_FILE:
+            table[key] = str((path.parent / table[key]).resolve())
     parent = tree.pop("extends", None)
     if parent is None:
         return tree

@@ -86,7 +86,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedScore:
-    """The reward of one seed of one prompt, and where it came from."""
+    """The reward of one seed of one prompt."""
 
     seed: int
     reward: float

@@ -188,7 +188,8 @@ class LivePhases:
             self._enter("remainder", self._iteration)
             if self._config.decisions == "live":
                 loop = asyncio.get_running_loop()
-                loop.call_later(self._config.exploration_deadline_seconds, self._end_exploration)
+                seconds = self._config.exploration_deadline_seconds
+                loop.call_later(seconds, self._end_exploration, self._exploration)
 
     async def _updates(self, groups: tuple[TrajectoryGroup, ...]) -> Mapping[str, float]:
         from spotlight_core.learning.trainer import TrainingGroup
@@ -203,8 +204,7 @@ class LivePhases:
         ]
         return await asyncio.to_thread(self._trainer.train, training, self._iteration)
 
-    def _end_exploration(self) -> None:
-        generation = self._exploration
+    def _end_exploration(self, generation: Generation | None) -> None:
         if generation is not None and generation.unfinished:
             self._coordinator.cancel(generation.unfinished, "exploration passed its deadline")
 

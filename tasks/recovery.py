@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +23,17 @@ def sweep(folder: RunFolder) -> int:
         drop_cut_line(folder.journal)
         for log in folder.nodes.glob("*.jsonl"):
             drop_cut_line(log)
-        _journal_losses(folder)
+        _journal_losses(folder, ended)
+        _clear(folder)
     return ended
+
+
+def _clear(folder: RunFolder) -> None:
+    """In-flight latents of a former driver, which no request resumes from, and half-written checkpoints."""
+    for commit in folder.tensor_store.glob("*"):
+        commit.unlink()
+    for half in folder.checkpoints.glob(".*.tmp"):
+        shutil.rmtree(half)
 
 
 def journal_words(folder: RunFolder) -> Iterator[Event | Command]:
@@ -41,9 +51,10 @@ def last_position(folder: RunFolder) -> tuple[int, int]:
     return position
 
 
-def _journal_losses(folder: RunFolder) -> None:
-    """Nodes were paid for until they were ended just now: the ledger must hear of it."""
-    now = time.time()
+def _journal_losses(folder: RunFolder, ended: int) -> None:
+    """Nodes were paid for until they were ended: just now, or, when none of the run's processes was
+    left (a second Ctrl-C, a reboot), at about the journal's last event."""
+    now = time.time() if ended else _last_event_at(folder)
     events = bury_open_nodes(folder.path, now)
     if not events:
         return
@@ -54,6 +65,12 @@ def _journal_losses(folder: RunFolder) -> None:
                 # The run went, not the provider's machine: it must not count as a preemption.
                 event = replace(event, cause="shutdown")
             journal.write(json.dumps(to_dict(event.stamped(now, number, max(epoch, 0)))) + "\n")
+
+
+def _last_event_at(folder: RunFolder) -> float:
+    return max(
+        (record["at"] for record in read_records(folder.journal) if "at" in record), default=time.time()
+    )
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from spotlight_core.market.prices import PriceBook
 from spotlight_core.simulator.compare import iterations_to_target
 from tasks.run_folder import Record, RunFolder, file_lock, read_records
 
+LOG = logging.getLogger(__name__)
 EXPERIMENT = "spotlight"
 ARTIFACTS = (
     "recipe.json",
@@ -74,11 +75,18 @@ def parameters(config: RunConfig) -> dict[str, str]:
     }
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's uid without a passwd entry
+        return str(os.getuid())
+
+
 def _page_tags(config: RunConfig, folder: RunFolder) -> dict[str, str]:
     """What MLflow's own page shows about a run: who, from what, and a note that says what it is."""
     fleet, exploration = config.fleet, config.exploration
     return {
-        "mlflow.user": getpass.getuser(),
+        "mlflow.user": _user(),
         "mlflow.source.name": "spotlight train",
         "mlflow.source.type": "LOCAL",
         "mlflow.note.content": (
@@ -89,6 +97,16 @@ def _page_tags(config: RunConfig, folder: RunFolder) -> dict[str, str]:
             f"Report: `{folder.report}`"
         ),
     }
+
+
+def _known(client: MlflowClient, run_id: str) -> bool:
+    """Whether the store still has the run; one deleted by hand is begun anew and gets every line again."""
+    try:
+        client.get_run(run_id)
+    except MlflowException:
+        LOG.warning("MLflow run %s is gone: a new one takes its place", run_id)
+        return False
+    return True
 
 
 class TrackedRun:
@@ -104,9 +122,9 @@ class TrackedRun:
     def open(
         cls, config: RunConfig, folder: RunFolder, *, resume_id: str | None, tags: Mapping[str, str]
     ) -> "TrackedRun":
-        """Begin a run, or continue ``resume_id``."""
+        """Begin a run, or continue ``resume_id`` if the store still has it."""
         client = prepare(folder.runs)
-        if resume_id is not None:
+        if resume_id is not None and _known(client, resume_id):
             tracked = cls(client, resume_id, folder)
             client.update_run(resume_id, status="RUNNING")
             tracked._read_present()
@@ -119,11 +137,6 @@ class TrackedRun:
             client.log_batch(tracked.run_id, params=params)
         tracked.tag(**tags)
         return tracked
-
-    @property
-    def url_path(self) -> str:
-        """Where the run's page is on an MLflow server of this store."""
-        return f"/#/experiments/{self._client.get_run(self.run_id).info.experiment_id}/runs/{self.run_id}"
 
     def tag(self, **tags: str) -> None:
         self._client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
@@ -138,8 +151,12 @@ class TrackedRun:
         }
         if fresh:
             metrics = [Metric(key, float(value), stamp, step) for key, value in fresh.items()]
-            self._client.log_batch(self.run_id, metrics=metrics, synchronous=True)
-            self._present.update((key, step) for key in fresh)
+            try:
+                self._client.log_batch(self.run_id, metrics=metrics, synchronous=True)
+            except MlflowException as error:  # the log is the outbox: catch_up sends it again
+                LOG.warning("MLflow did not take iteration %d: %s", step, error)
+            else:
+                self._present.update((key, step) for key in fresh)
 
     def catch_up(self) -> None:
         """Send every line of the log that the store does not hold."""
@@ -147,7 +164,8 @@ class TrackedRun:
             self.log_iteration(record)
 
     def log_final(self, metrics: Mapping[str, float]) -> None:
-        """Metrics of the whole run, without an iteration."""
+        """Metrics of the whole run, without an iteration, after every line that is still missing."""
+        self.catch_up()
         now = round(max((r["at"] for r in read_records(self._folder.iterations)), default=0.0) * 1000)
         missing = {key: value for key, value in metrics.items() if (key, 0) not in self._present}
         fresh = [Metric(key, value, now, 0) for key, value in missing.items()]
@@ -174,14 +192,6 @@ class TrackedRun:
     def _read_present(self) -> None:
         for key in self._client.get_run(self.run_id).data.metrics:
             self._present.update((key, step) for step, _, _ in self.values(key))
-
-
-def exists(runs: Path, run_id: str) -> bool:
-    """The store of ``runs`` still knows the run (it may have been deleted by hand)."""
-    try:
-        return prepare(runs).get_run(run_id) is not None
-    except MlflowException:
-        return False
 
 
 def target_metrics(records: Sequence[Record], target: float) -> dict[str, float]:

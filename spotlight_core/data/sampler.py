@@ -22,6 +22,6 @@ class GroupSampler:
         return tuple(self._occurrence(index) for index in range(position, position + count))
 
     def _occurrence(self, index: int) -> Prompt:
-        epoch, offset = divmod(index, len(self.prompts))
-        order = named_generator("prompts", self.rng_seed, epoch).permutation(len(self.prompts))
+        shuffle, offset = divmod(index, len(self.prompts))
+        order = named_generator("prompts", self.rng_seed, shuffle).permutation(len(self.prompts))
         return Prompt(occurrence=f"p{index}", text=self.prompts[int(order[offset])])

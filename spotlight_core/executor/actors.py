@@ -25,9 +25,9 @@ from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Start
 from spotlight_core.executor.node_log import NodeLife, NodeLog
-from spotlight_core.executor.notices.replay import ReplayWatcher
 from spotlight_core.executor.processes import NODE_VARIABLE
 from spotlight_core.market.progress import ProgressPoint
+from spotlight_core.market.replay import ReplayWatcher
 from spotlight_core.types import PolicyVersion
 
 SIGN_OF_LIFE_SECONDS = 10.0

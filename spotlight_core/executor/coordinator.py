@@ -74,7 +74,8 @@ class Submission:
         """Each done request with the ref of its result, in order of completion.
 
         Raises:
-            FleetError: a request was aborted (unless ``allow_cancelled``), or the coordinator stopped.
+            FleetError: a request was aborted, or cancelled (unless ``allow_cancelled``), or the coordinator
+                stopped.
         """
         for _ in range(len(self.requests)):
             settled = await self._settled.get()
@@ -82,7 +83,7 @@ class Submission:
                 raise settled
             if settled.outcome == "done" and settled.ref is not None:
                 yield self.requests[settled.request], settled.ref
-            elif not allow_cancelled:
+            elif settled.outcome == "aborted" or not allow_cancelled:
                 raise FleetError(f"request {settled.request} was given up", settled.detail)
 
 

@@ -16,14 +16,14 @@ import ray
 
 from spotlight_core.config import Pool, RunConfig
 from spotlight_core.errors import FleetError
-from spotlight_core.events import Lost, NodeJoined, Notice
+from spotlight_core.events import Lost, NodeJoined
 from spotlight_core.executor.actors import ActorSetup
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLife, NodeLog
-from spotlight_core.executor.notices.replay import points_of
 from spotlight_core.executor.ray import RayExecutor, create_actor
 from spotlight_core.market.progress import ProgressPoint, ProgressTrace
+from spotlight_core.market.replay import points_of
 from spotlight_core.market.traces import ClockTrace, SlotEvent, slots
 
 LOG = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class LiveFleet:
     def _notice(self, boot: _Boot) -> None:
         boot.thread.join()
         grace_seconds = self._config.fleet.grace_seconds
-        self._inbox.post(Notice(node=boot.node, incarnation=boot.incarnation, seconds_left=grace_seconds))
+        self._executor.give_notice(boot.node, boot.incarnation, grace_seconds)
         if not self._closing.wait(grace_seconds):
             self._executor.lose(boot.node, boot.incarnation, "killed")
 

@@ -105,6 +105,10 @@ class RayExecutor:
         """A node is ready: tell the inbox, and send it what comes for it from now on."""
         self._call(self._join, life, actor)
 
+    def give_notice(self, node: str, incarnation: int, seconds_left: float) -> None:
+        """Tell the inbox that a node will be taken back, unless it is gone: never before its NodeJoined."""
+        self._call(self._give_notice, (node, incarnation), seconds_left)
+
     def lose(self, node: str, incarnation: int, cause: str) -> None:
         """Take a node for lost, and end it."""
         self._call(self._lose, (node, incarnation), cause)
@@ -178,6 +182,11 @@ class RayExecutor:
         """One lease: from the actor's stream to events."""
         try:
             state = await self._committed_state(start)
+        except SpotlightError as error:  # whatever the commit is worth, the request can begin anew
+            self._failed(start, error, commit_lost=True)
+            node.leases.pop(start.lease, None)
+            return
+        try:
             stream = node.actor.generate.options(num_returns="streaming", concurrency_group="denoise")
             ended = False
             async for message in stream.remote(start, state):
@@ -239,10 +248,11 @@ class RayExecutor:
                 self._inbox.post(Finished(lease=lease, request=request, ref=request, digest=digest))
                 await asyncio.to_thread(self._store.discard, request)
 
-    def _failed(self, start: Start, error: Exception) -> None:
+    def _failed(self, start: Start, error: Exception, commit_lost: bool = False) -> None:
         LOG.warning("request %s failed on %s: %r", start.request.id, start.group.node, error)
-        retryable = not isinstance(error, SpotlightError)
-        self._inbox.post(Failed(lease=start.lease, error=str(error) or repr(error), retryable=retryable))
+        retryable = commit_lost or not isinstance(error, SpotlightError)
+        said = str(error) or repr(error)
+        self._inbox.post(Failed(lease=start.lease, error=said, retryable=retryable, commit_lost=commit_lost))
 
     async def _order(self, node: _Node, method: Any, lease: str) -> None:
         try:
@@ -277,6 +287,10 @@ class RayExecutor:
                 started_at=life.started_at,
             )
         )
+
+    def _give_notice(self, key: NodeKey, seconds_left: float) -> None:
+        if key in self._nodes:
+            self._inbox.post(Notice(node=key[0], incarnation=key[1], seconds_left=seconds_left))
 
     def _unreachable(self, node: _Node, error: RayError) -> None:
         LOG.info("%s-%d does not answer: %s", node.life.node, node.life.incarnation, type(error).__name__)

@@ -1,6 +1,6 @@
 """Scoring in processes of their own, so that an OCR engine neither shares a GIL nor a crash with the run.
 
-    submit ──► queue ──► dispatcher thread ──► scorer process (spotlight_core.rewards.worker)
+    submit ──► queue ──► dispatcher thread ──► scorer process (spotlight_core.rewards.scorer_process)
        ▲                      │ crash, hang or error: restart, back off, retry, at last ScorerError
        └──── Future ◄─────────┘
 
@@ -230,7 +230,7 @@ class _ScorerProcess:
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "spotlight_core.rewards.worker", self._recipe],
+            [sys.executable, "-m", "spotlight_core.rewards.scorer_process", self._recipe],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},

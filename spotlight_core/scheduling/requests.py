@@ -111,7 +111,10 @@ class RequestScheduler:
             return self._release_if_drained(lease)
         if not event.retryable:
             return self._abort(lease.request, event.error) + self._release_if_drained(lease)
-        self._entries[lease.request].failed_on = lease.node
+        entry = self._entries[lease.request]
+        entry.failed_on = lease.node
+        if event.commit_lost:
+            entry.from_denoise_step, entry.state_ref = 0, None
         self._note_failure(lease.node)
         return self._back_to_queue(lease.request, event.error) + self._release_if_drained(lease)
 
@@ -133,7 +136,8 @@ class RequestScheduler:
             if lease is not None:
                 commands.append(Abandon(lease=lease.id, group=self._nodes[lease.node].group))
             if name in self._entries:
-                commands += self._abort(name, event.reason)
+                self._settle(name, None)
+                commands.append(Settle(request=name, outcome="cancelled", detail=event.reason))
         return commands
 
     def _abort(self, request: str, detail: str) -> list[Command]:

@@ -120,13 +120,18 @@ def simulated_cost(
     """The run's dollars up to its target.
 
     Raises:
-        BadInputError: the run never crossed its target in two successive evaluations.
+        BadInputError: the run never held its target for two successive evaluations, or from the start.
     """
     crossed = iterations_to_target(records, config.evaluation.target)
     if crossed is None:
         raise BadInputError(
             f"run {run} never held its target {config.evaluation.target:g} for two evaluations",
             "train it longer or lower evaluation.target",
+        )
+    if crossed == 0:
+        raise BadInputError(
+            f"the base model of run {run} holds the target {config.evaluation.target:g} already",
+            "compare runs that have something to learn, or raise evaluation.target",
         )
     fleet, prices = config.fleet, config.prices
     return SimulatedCost(

@@ -37,8 +37,8 @@ from spotlight_core.events import (
     WeightsLoaded,
     Yield,
 )
-from spotlight_core.executor.notices.replay import ReplayWatcher, Strike, points_of
 from spotlight_core.market.progress import ProgressPoint
+from spotlight_core.market.replay import ReplayWatcher, Strike, points_of
 from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
 from spotlight_core.types import GenerationRequest
 
@@ -271,11 +271,12 @@ class SimExecutor:
         start = running.start
         watcher = self._watchers[start.group.node, start.group.generation]
         watcher.begin(start.request)
-        for step in range(start.from_denoise_step + 1, start.request.fidelity.denoise_steps):
+        for step in (0, *range(start.from_denoise_step + 1, start.request.fidelity.denoise_steps)):
             strike = watcher.at(step)
             if strike is not None:
                 act = partial(self._strike, strike, start.group)
-                running.entries.append(self.calendar.add(running.at_step(step), act))
+                at = running.at_step(max(step, start.from_denoise_step))
+                running.entries.append(self.calendar.add(at, act))
                 return
 
     def _strike(self, strike: Strike, group: SPGroup) -> None:

@@ -94,7 +94,7 @@ def test_a_missing_recipe_names_the_shipped_ones(spotlight: Cli, tmp_path: Path)
             "no prompt folder /nowhere: set data.prompts to a folder with train.txt and test.txt",
         ),
         ("model.weights=/nowhere.safetensors", "no model weights at /nowhere.safetensors: "),
-        ("evaluation.final_images=9999", "evaluation.final_images = 9999 exceeds the 400 prompts of "),
+        ("loss.timesteps_per_sample=99", "loss.timesteps_per_sample = 99 exceeds sampler.denoise_steps = 10"),
         ("fleet.memory_gib=9999", "GiB of memory are free, fleet.memory_gib = 9999 are needed: "),
         ("loss={type='grpo'}", "loss grpo needs log-probabilities"),
         ("no-equals-sign", "override 'no-equals-sign' is not key=value: write for example optimizer.lr=1e-4"),
@@ -202,6 +202,12 @@ def test_a_run_that_exists_is_not_overwritten(spotlight: Cli, tmp_path: Path) ->
     code, _, err = spotlight("train", "quickstart", "--resume")
     assert code == 2
     assert "run quickstart has finished" in err
+
+
+def test_fewer_held_out_prompts_than_images_are_a_note(spotlight: Cli) -> None:
+    code, _, err = spotlight("train", "quickstart", "--dry-run", "--override", "evaluation.final_images=9999")
+    assert code == 0
+    assert "note: evaluations use all 400 prompts of test.txt, fewer than the 9999 images asked for" in err
 
 
 def test_an_unnamed_run_takes_the_first_free_number(spotlight: Cli, tmp_path: Path) -> None:

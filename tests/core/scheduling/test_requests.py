@@ -173,6 +173,14 @@ def test_a_kill_recomputes_from_the_start_and_with_a_commit_from_there() -> None
     assert starts(commands) == [("a", "spot-0", 5)]
 
 
+def test_a_damaged_commit_is_recomputed() -> None:
+    harness, _ = ready(request("a"))
+    harness(Committed(lease="1.1", request="a", next_denoise_step=5, ref="a@5", digest="y", released=False))
+    harness(Lost(node="reserved-0", incarnation=1, cause="killed", stopped_at=1.0))
+    failed = Failed(lease="1.2", error="hash differs", retryable=True, commit_lost=True)
+    assert starts(harness(failed)) == [("a", "spot-0", 0)]
+
+
 def test_an_idle_node_with_a_notice_is_let_go_at_once_and_gets_nothing() -> None:
     harness = Harness()
     harness.join("spot-0", "spot")
@@ -277,8 +285,8 @@ def test_cancelling_aborts_pending_and_abandons_in_flight_requests() -> None:
     harness, _ = ready(request("a"), request("b"), request("c"))
     assert harness(Cancelled(requests=("b", "c", "unknown"), reason="deadline")) == [
         Abandon(lease="1.2", group=SPOT),
-        Settle(request="b", outcome="aborted", detail="deadline"),
-        Settle(request="c", outcome="aborted", detail="deadline"),
+        Settle(request="b", outcome="cancelled", detail="deadline"),
+        Settle(request="c", outcome="cancelled", detail="deadline"),
     ]
     # The group is free again once the executor says how the abandoned lease ended.
     harness(Submitted(requests=(request("d"),)))

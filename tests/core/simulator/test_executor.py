@@ -54,7 +54,7 @@ def test_a_request_takes_boot_load_launch_and_its_computed_steps() -> None:
 def test_a_cancelled_request_frees_its_group_for_the_next() -> None:
     words, _ = run(request("a"), request("b"), cancel=True)
     assert [(w.request.split("/")[2], w.outcome) for w in words if isinstance(w, Settle)] == [
-        ("a", "aborted"),
+        ("a", "cancelled"),
         ("b", "done"),
     ]
     assert [w.request for w in words if isinstance(w, Finished)] == [request("b").id]

@@ -1,7 +1,7 @@
 """A point strikes at its place of the run, once."""
 
-from spotlight_core.executor.notices.replay import ReplayWatcher, Strike, points_of
 from spotlight_core.market.progress import ProgressPoint
+from spotlight_core.market.replay import ReplayWatcher, Strike, points_of
 from spotlight_core.types import Fidelity, GenerationRequest, Kind, PolicyVersion, Prompt
 
 NOTICE = ProgressPoint(
