@@ -17,6 +17,14 @@ EVENTS = [word for word in vars(events).values() if isinstance(word, type) and i
 WORDS = [*(word for word in EVENTS if word is not Event), *get_args(Command)]
 
 
+def with_one_prompt(request: Any) -> Any:
+    """A request needs a seed, and one prompt for all of its seeds or one for each."""
+    return st.builds(
+        GenerationRequest,
+        **{**request, "prompts": st.tuples(values(Prompt)), "seeds": st.tuples(st.integers(), st.integers())},
+    )
+
+
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation, all fields of nested dataclasses included."""
     if hint is float:
@@ -24,7 +32,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)
         names = [field.name for field in dataclasses.fields(hint)]
-        return st.builds(hint, **{name: values(hints[name]) for name in names})
+        parts = {name: values(hints[name]) for name in names}
+        return with_one_prompt(parts) if hint is GenerationRequest else st.builds(hint, **parts)
     if get_origin(hint) is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=2).map(tuple)
     if hint is str:
