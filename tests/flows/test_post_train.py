@@ -274,10 +274,10 @@ def test_a_killed_driver_is_resumed_to_the_same_weights(runs: Path) -> None:
 
 
 def gone(folder: RunFolder, deadline: float) -> None:
-    """Nothing of the run is left by ``deadline``."""
-    while (
-        run_processes(folder.run_id) or ray_folder(folder.run_id).exists()
-    ) and time.monotonic() < deadline:
+    """Nothing of the run is left by ``deadline``, nor the process that cleaned up (it holds the lock)."""
+    while time.monotonic() < deadline:
+        if not (folder.holder() or run_processes(folder.run_id) or ray_folder(folder.run_id).exists()):
+            break
         time.sleep(0.2)
     nothing_left(folder)
 
