@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@# Asked of pip, not of python: an interrupted venv has python and no pip.
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 		echo "error: cannot make $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 2; }
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 .PHONY: lint
