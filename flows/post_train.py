@@ -14,5 +14,5 @@ async def post_train(run: str, iterations: int) -> None:
         state = await live.begin()
         while state.iteration < iterations:
             report = await rl_iteration(run, state.iteration)
-            state = await live.commit(report)
+            state = await live.checkpoint(report)
         await live.finish()

@@ -11,11 +11,12 @@ from spotlight_core.config import FunctionRewardConfig, RunConfig, flattened
 from spotlight_core.data.prompts import quoted_target, read_prompts
 from spotlight_core.diffusion.tiny.glyphs import check_text
 from spotlight_core.errors import BadInputError
+from spotlight_core.executor.cluster import check_port
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.progress import ProgressTrace
 from spotlight_core.market.traces import read_trace
 from tasks.run_folder import RunFolder, check_writable
-from tasks.services import check_answers, check_port
+from tasks.services import check_answers
 
 GIB = 2**30
 DISK_GIB = 1.0  # journal, two checkpoints, stores and logs of a quickstart, several times over

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,10 @@ class Checkpoint:
 
     state: RunState
     tensors: Tensors
-    extra: dict[str, Any]
     damaged: tuple[str, ...]
 
 
-def save(
-    folder: RunFolder,
-    state: RunState,
-    tensors: Tensors,
-    extra: Mapping[str, Any] | None = None,
-) -> Path:
+def save(folder: RunFolder, state: RunState, tensors: Tensors) -> Path:
     """Write the checkpoint of ``state.iteration`` durably and drop all but the last two."""
     from spotlight_core.weights.store import write_durably
 
@@ -54,7 +47,7 @@ def save(
     temporary = folder.checkpoints / f".{state.iteration}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    write_json(temporary / _STATE, {"state": asdict(state), "extra": dict(extra or {})})
+    write_json(temporary / _STATE, {"state": asdict(state)})
     write_durably(tensors, temporary / _TENSORS)
     files = {name: _sha256(temporary / name) for name in (_STATE, _TENSORS)}
     write_json(temporary / _MANIFEST, {"iteration": state.iteration, "sha256": files})
@@ -76,11 +69,11 @@ def latest(folder: RunFolder) -> Checkpoint | None:
     damaged: list[str] = []
     for number in _numbers(folder):
         try:
-            state, tensors, extra = _load(folder.checkpoints / str(number))
+            state, tensors = _load(folder.checkpoints / str(number))
         except _DAMAGE as error:
             damaged.append(f"checkpoint {number} is damaged ({error})")
             continue
-        return Checkpoint(state=state, tensors=tensors, extra=extra, damaged=tuple(damaged))
+        return Checkpoint(state=state, tensors=tensors, damaged=tuple(damaged))
     if damaged:
         raise SpotlightError(
             f"no usable checkpoint in {folder.checkpoints}: {'; '.join(damaged)}",
@@ -110,7 +103,7 @@ class _HashMismatch(Exception):
 _DAMAGE = (OSError, ValueError, KeyError, ValidationError, SafetensorError, _HashMismatch)
 
 
-def _load(path: Path) -> tuple[RunState, Tensors, dict[str, Any]]:
+def _load(path: Path) -> tuple[RunState, Tensors]:
     from safetensors.torch import load_file
 
     manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
@@ -119,7 +112,7 @@ def _load(path: Path) -> tuple[RunState, Tensors, dict[str, Any]]:
             raise _HashMismatch(f"{name} differs from its hash in {_MANIFEST}")
     record = json.loads((path / _STATE).read_text(encoding="utf-8"))
     state = TypeAdapter(RunState).validate_python(record["state"])
-    return state, load_file(path / _TENSORS), record["extra"]
+    return state, load_file(path / _TENSORS)
 
 
 def _numbers(folder: RunFolder) -> list[int]:

@@ -121,7 +121,7 @@ class LiveRun:
                 self.config.name, self.phases.gallery, f"Iteration {report.iteration}: {seen}"
             )
 
-    async def commit(self, report: IterationReport) -> RunState:
+    async def checkpoint(self, report: IterationReport) -> RunState:
         """Make the iteration durable; a kill at any line of this leaves one value per iteration."""
         assert self._record is not None
         assert self._record["iteration"] == report.iteration

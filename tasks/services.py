@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from spotlight_core.errors import BadInputError, SpotlightError
+from spotlight_core.executor.cluster import check_port
 from spotlight_core.executor.processes import spawn
 from tasks.run_folder import RunFolder, file_lock
 
@@ -46,26 +47,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def check_port(port: int, key: str) -> None:
-    """Fail early on a port that is taken; 0 always passes.
-
-    Raises:
-        BadInputError: something listens there.
-    """
-    if not port:
-        return
-    with socket.socket() as probe:
-        # A port in TIME_WAIT can be bound again by a server; a listening one cannot.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise BadInputError(
-                f"{key} = {port}: the port is in use ({error.strerror})",
-                f"free it, or set {key} = 0 to take a free one",
-            ) from error
 
 
 def check_answers(url: str) -> None:

@@ -43,16 +43,23 @@ HEAD = ("head", 0)
 BOOT_ATTEMPTS = 3
 
 
-def check_port_free(port: int) -> None:
-    """BadInputError when ``port`` of this machine is taken."""
+def check_port(port: int, key: str) -> None:
+    """Fail early on a port that is taken; 0 always passes.
+
+    Raises:
+        BadInputError: something listens there.
+    """
+    if not port:
+        return
     with socket.socket() as probe:
+        # A port in TIME_WAIT can be bound again by a server; a listening one cannot.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             raise BadInputError(
-                f"port {port} cannot be used ({error.strerror})",
-                "set services.ray_port to another port, or to 0 for a free one",
+                f"{key} = {port}: the port is in use ({error.strerror})",
+                f"free it, or set {key} = 0 to take a free one",
             ) from error
 
 
@@ -87,8 +94,7 @@ class RayCluster:
             BadInputError: the port is taken, or the temporary folder is another user's.
             FleetError: Ray does not come up.
         """
-        if self._port:
-            check_port_free(self._port)
+        check_port(self._port, "services.ray_port")
         self._make_folder()
         self._enter_environment()
         self._boot(*HEAD, {"gcs_server_port": self._port, "no_monitor": True})

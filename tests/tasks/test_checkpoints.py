@@ -30,13 +30,12 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_what_is_saved_comes_back_bit_for_bit(folder: RunFolder) -> None:
     assert checkpoints.latest(folder) is None
-    checkpoints.save(folder, state(1), tensors(0.1), {"note": [1, 2]})
+    checkpoints.save(folder, state(1), tensors(0.1))
 
     found = checkpoints.latest(folder)
 
     assert found is not None
     assert found.state == state(1)
-    assert found.extra == {"note": [1, 2]}
     assert found.damaged == ()
     assert set(found.tensors) == {"raw.w", "counters"}
     assert torch.equal(found.tensors["raw.w"], tensors(0.1)["raw.w"])

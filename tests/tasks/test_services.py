@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from spotlight_core.errors import BadInputError
+from spotlight_core.executor.cluster import check_port
 from spotlight_core.executor.processes import run_processes
 from tasks.run_folder import RunFolder
-from tasks.services import PrefectServer, check_answers, check_port, free_port
+from tasks.services import PrefectServer, check_answers, free_port
 
 
 @pytest.fixture
