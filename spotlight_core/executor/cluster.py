@@ -40,7 +40,8 @@ HOST = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # results travel inline; Ray refuses less than 75 MiB
 INLINE_BYTES = 32 * 2**20  # a result must not stay behind on a node that may be killed next
 HEAD = ("head", 0)
-BOOT_ATTEMPTS = 3
+BOOT_ATTEMPTS = 2
+REGISTER_SECONDS = 120
 
 
 def check_port(port: int, key: str) -> None:
@@ -121,7 +122,6 @@ class RayCluster:
         Raises:
             FleetError: the node does not come up.
         """
-        # Ray gives a raylet 30 s to register, which is short on a machine that is busy booting.
         retrying = tenacity.Retrying(
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(BOOT_ATTEMPTS), tenacity.stop_when_event_set(self._stopping)
@@ -238,6 +238,8 @@ class RayCluster:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
             "RAY_enable_metrics_collection": "0",
+            # A raylet takes seconds of CPU to register, and a machine that boots a fleet has none to spare.
+            "RAY_raylet_start_wait_time_s": str(REGISTER_SECONDS),
             "RAY_max_direct_call_object_size": str(INLINE_BYTES),
         }
         self._former_environment = {name: os.environ.get(name) for name in settings}
