@@ -1,5 +1,6 @@
 """The `spotlight` command.  Nothing heavy is imported before a command needs it: `--help` answers at once."""
 
+import json
 import sys
 from itertools import chain, count
 from pathlib import Path
@@ -71,11 +72,9 @@ def _train(config: "RunConfig", folder: "RunFolder", *, resume: bool, fresh: boo
     from flows.plan import where_to_look
     from flows.progress import build_display
 
-    if fresh:
-        folder.remove()
     display = build_display(Console())
     try:
-        digest = launch.train(config, folder, resume=resume, display=display)
+        digest = launch.train(config, folder, resume=resume, fresh=fresh, display=display)
     finally:
         display.close()
     typer.echo(where_to_look(folder))
@@ -190,7 +189,7 @@ def _resolved(recipe: str, name: str | None, overrides: list[str], trace: str | 
 
     assignments = list(overrides)
     if name is not None:
-        assignments.append(f'name="{name}"')
+        assignments.append(f"name={json.dumps(name)}")
     if trace is not None:
         assignments.append(f"fleet.trace={trace}")
     return load_recipe(recipe, assignments)
@@ -246,6 +245,11 @@ def main() -> None:
     except SpotlightError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        print(f"error: {error.strerror}: free some space and continue with --resume", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,25 @@ The flow runs in a thread and the main thread only waits for signals: inside the
 Prefect would replace the SIGTERM handler, and a handler that raises anywhere in an event loop ends
 in whatever state it hit.
 
-    first SIGINT or SIGTERM   cancel the flow, close fleet, scorer and servers; checkpoints stay
+    first SIGINT, SIGTERM, SIGHUP   cancel the flow, close fleet, scorer and servers; checkpoints stay
                               (while everything starts: as the second)
-    second, or 8 s later      SIGKILL everything of the run and leave at once
+    second, or 8 s later            SIGKILL everything of the run and leave at once
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from flows.reaper import reap_after_exit
 from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
-from spotlight_core.errors import SpotlightError
+from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import Evaluation
 from tasks.display import Display
@@ -29,7 +31,10 @@ from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+if TYPE_CHECKING:
+    from tasks.plant import Plant
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLOSE_SECONDS = 8.0
 INTERRUPTED = 130
 
@@ -40,17 +45,27 @@ class InterruptedRun(SpotlightError):
     exit_code = INTERRUPTED
 
 
-def train(config: RunConfig, folder: RunFolder, *, resume: bool, display: Display) -> str:
+def train(config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool, display: Display) -> str:
     """Run ``post-train`` to its end; returns the hash of the final weights.
+
+    The state of the folder is looked at again under its lock: another run may have begun meanwhile.
 
     Raises:
         InterruptedRun: a signal ended it.
         SpotlightError: whatever made it fail.
     """
     os.environ.update(run_environment(folder.run_id))  # every child inherits it, and is found by it
-    folder.create()
+    folder.path.mkdir(parents=True, exist_ok=True)
     folder.acquire()
     try:
+        if fresh:
+            folder.empty()
+        if folder.exists() is not resume:
+            state = "there is none to resume" if resume else "it has been begun meanwhile"
+            raise BadInputError(
+                f"run {folder.name}: {state}", "look at the folder, then choose --resume or --name"
+            )
+        folder.create()
         if not resume:
             write_text(folder.recipe, config.model_dump_json(indent=2) + "\n")
         driver = _Driver(config, folder, display)
@@ -75,8 +90,10 @@ class _Driver:
         self._cancel: Callable[[], object] | None = None
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        self.failure: SpotlightError | None = None
         self._digest: str | None = None
         self.starting = True
+        self._plant: Plant | None = None
         self.thread = threading.Thread(target=self._run, name="driver", daemon=True)
 
     def stop(self) -> None:
@@ -86,7 +103,20 @@ class _Driver:
             if self._cancel is not None:
                 self._cancel()
 
+    def dead_part(self) -> SpotlightError | None:
+        """What the run cannot go on without and has ended, if something has."""
+        return None if self.starting or self._plant is None else self._plant.dead_part()
+
+    def fail(self, error: SpotlightError) -> None:
+        """End the run because of ``error``."""
+        self.failure = error
+        self.stop()
+
     def result(self) -> str:
+        if self._digest is not None:
+            return self._digest
+        if self.failure is not None:
+            raise self.failure
         if self._stop.is_set():
             raise interrupted(self._folder) from self._error
         if self._error is not None:
@@ -110,7 +140,7 @@ class _Driver:
         plant = Plant(self._config, self._folder, prefect=prefect, display=self._display)
         try:
             checkpoint = plant.start()
-            self.starting = False
+            self._plant, self.starting = plant, False
             asyncio.run(self._flow(plant, checkpoint))
         finally:
             plant.close()
@@ -142,9 +172,11 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
 
     def leave_now() -> None:
         reap_after_exit(folder)
-        sys.stderr.write(f"error: {interrupted(folder)}\n")
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        error = driver.failure or interrupted(folder)
+        with contextlib.suppress(OSError):  # a terminal that has hung up
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
+        os._exit(error.exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.is_set() or driver.starting:
@@ -167,6 +199,11 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
             # Again and again: when it connects, Ray puts a handler below Python's that aborts the
             # process three seconds after a SIGTERM, in the middle of an orderly end.
             arm()
+            dead = driver.dead_part()
+            if dead is not None:
+                asked.set()
+                hush_console()
+                driver.fail(dead)
             driver.thread.join(timeout=0.2)  # not without end: signal handlers run between two waits
         driver.thread.join(timeout=CLOSE_SECONDS if asked.is_set() else None)
         if driver.thread.is_alive():

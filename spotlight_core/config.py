@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
 
+RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # of the stores beside the runs
+
 
 class Section(BaseModel):
     """A part of the recipe: frozen, documented field by field, no extra keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -30,16 +32,16 @@ class ModelConfig(Section):
 class DataConfig(Section):
     prompts: Path
     """A folder with ``train.txt`` and ``test.txt``, one prompt a line."""
-    prompts_per_iteration: int = Field(8, ge=1)
+    prompts_per_iteration: int = Field(8, ge=1, le=4096)
     """Prompts P of a batch."""
-    seeds_per_prompt: int = Field(8, ge=2)
+    seeds_per_prompt: int = Field(8, ge=2, le=4096)
     """Seeds K rolled out and trained for each prompt."""
 
 
 class OdeConfig(Section):
     type: Literal["ode"] = "ode"
     """Deterministic Euler steps; only losses that need no log-probabilities."""
-    denoise_steps: int = Field(10, ge=2)
+    denoise_steps: int = Field(10, ge=2, le=1000)
     """Denoise steps S of a rollout."""
     shift: float = Field(1.0, gt=0)
     """Shift of the noise schedule."""
@@ -48,7 +50,7 @@ class OdeConfig(Section):
 class FlowSdeConfig(Section):
     type: Literal["flow_sde"]
     """Flow-GRPO's SDE (arXiv 2505.05470)."""
-    denoise_steps: int = Field(10, ge=2)
+    denoise_steps: int = Field(10, ge=2, le=1000)
     """Denoise steps S of a rollout."""
     shift: float = Field(1.0, gt=0)
     """Shift of the noise schedule."""
@@ -143,12 +145,15 @@ class AdvantageConfig(Section):
     """Advantages are clipped to plus and minus this."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     lr: float = Field(3e-4, gt=0)
     """AdamW learning rate."""
     weight_decay: float = Field(1e-4, ge=0)
     """AdamW weight decay."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW betas."""
     eps: float = Field(1e-8, gt=0)
     """AdamW epsilon; lower it when the gradient RMS nears it."""
@@ -175,7 +180,7 @@ class NoExplorationConfig(Section):
 class FixedArmConfig(Section):
     type: Literal["fixed_arm"]
     """Explore the same number of seeds at the same effective steps every iteration."""
-    seeds_per_prompt: int = Field(32, ge=2)
+    seeds_per_prompt: int = Field(32, ge=2, le=4096)
     """Candidate seeds d explored for each prompt."""
     effective_steps: int = Field(8, ge=1)
     """Denoise steps computed per candidate; the others reuse the last velocity."""
@@ -193,11 +198,11 @@ ExplorationConfig = Annotated[NoExplorationConfig | FixedArmConfig, Field(discri
 class EvaluationConfig(Section):
     every: int = Field(4, ge=1)
     """Iterations between evaluations of the EMA weights."""
-    images: int = Field(96, ge=1)
+    images: int = Field(96, ge=1, le=100_000)
     """Held-out images of an evaluation on the way."""
     images_per_request: int = Field(16, ge=1)
     """Micro-batch of an evaluation request."""
-    final_images: int = Field(400, ge=1)
+    final_images: int = Field(400, ge=1, le=100_000)
     """Held-out images of the first and the last evaluation."""
     target: float = 0.9
     """The score to reach; its first sustained crossing (two evaluations) prices the run."""
@@ -206,9 +211,9 @@ class EvaluationConfig(Section):
 
 
 class FleetConfig(Section):
-    reserved_nodes: int = Field(1, ge=1)
+    reserved_nodes: int = Field(1, ge=1, le=64)
     """Nodes that train and roll out."""
-    spot_nodes: int = Field(2, ge=0)
+    spot_nodes: int = Field(2, ge=0, le=64)
     """Nodes that roll out and explore, and may be taken away."""
     trace: Path | None = None
     """Availability of the spot nodes, replayed; always there when absent or "none"."""
@@ -238,7 +243,7 @@ class ServicesConfig(Section):
     """Port of the embedded Prefect API; 0 picks a free one."""
     ray_port: int = Field(0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
-    torch_threads: int = Field(1, ge=1)
+    torch_threads: int = Field(1, ge=1, le=1024)
     """Torch threads of each process; fixed, since sums depend on it."""
 
 
@@ -248,11 +253,11 @@ Pool = Literal["reserved", "spot"]
 class RunConfig(Section):
     """A complete run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """Name of the run and of its folder."""
-    rng_seed: int = 0
+    rng_seed: int = Field(0, ge=0, lt=2**63)
     """Seed of every random draw of the run."""
-    iterations: int = Field(ge=1)
+    iterations: int = Field(ge=1, le=1_000_000)
     """RL iterations."""
     decisions: Literal["planned", "live"] = "planned"
     """planned: exploration always completes, so weights do not depend on time; live: it has a deadline."""
@@ -294,6 +299,8 @@ class RunConfig(Section):
                 f"loss.timesteps_per_sample = {self.loss.timesteps_per_sample} exceeds "
                 f"sampler.denoise_steps = {self.sampler.denoise_steps}: it trains at the sampler's levels"
             )
+        if self.name in RESERVED_NAMES:
+            raise ValueError(f"name {self.name!r} belongs to a store that runs share: choose another")
         self._check_prices()
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)

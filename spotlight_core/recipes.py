@@ -94,6 +94,10 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
     branch: dict[str, Any] = {}
     nested = branch
     *parents, leaf = key.strip().split(".")
+    if (*parents, leaf) in _PATHS and value == "":
+        raise BadInputError(
+            f"override {assignment!r} names no path", "give one, or none where it may be left out"
+        )
     if (*parents, leaf) in _PATHS and isinstance(value, str) and value != NO_FILE:
         value = str(Path(value).resolve())
     for parent in parents:

@@ -77,8 +77,10 @@ class LiveRun:
             yield
         except BaseException as error:
             interrupted = isinstance(error, asyncio.CancelledError)
-            self._tracked.finish("KILLED" if interrupted else "FAILED")
-            self.folder.note(status="interrupted" if interrupted else "failed")
+            with contextlib.suppress(Exception):  # a full disk must not hide why the run ends
+                self.folder.note(status="interrupted" if interrupted else "failed")
+            with contextlib.suppress(Exception):
+                self._tracked.finish("KILLED" if interrupted else "FAILED")
             raise
         else:
             self._tracked.finish("FINISHED")

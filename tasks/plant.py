@@ -19,6 +19,7 @@ from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.diffusion.models import build_model
+from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Command, Event, Lost, NodeJoined
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
@@ -140,6 +141,16 @@ class Plant:
             self._fleet_open = False
             self._fleet.close()
             self._coordinator.close()
+
+    def dead_part(self) -> SpotlightError | None:
+        """A server that the run cannot go on without and that has ended by itself, if one has."""
+        for part, alive in (("Prefect API", self._prefect.alive), ("Ray head", self._fleet.alive)):
+            if not alive():
+                return SpotlightError(
+                    f"the {part} has ended by itself",
+                    f"continue with --resume (see {self.folder.logs})",
+                )
+        return None
 
     def close(self) -> None:
         """End everything, in order, whatever of it was started; nothing of the run stays."""

@@ -172,10 +172,13 @@ class RunFolder:
         for place in (self.nodes, self.weights, self.checkpoints, self.tensor_store, self.images, self.logs):
             place.mkdir(parents=True, exist_ok=True)
 
-    def remove(self) -> None:
-        """Delete the run and all it holds; its rows in shared stores stay."""
-        if self.exists():
-            shutil.rmtree(self.path)
+    def empty(self) -> None:
+        """Delete all that the run holds but its lock, which must be held; its rows in shared stores stay."""
+        for place in self.path.iterdir():
+            if place.is_dir():
+                shutil.rmtree(place)
+            elif place.name != "lock":
+                place.unlink()
 
     def holder(self) -> str | None:
         """The pid that holds the lock, None when nobody does."""

@@ -133,6 +133,10 @@ class PrefectServer:
             "check that it is running, or unset PREFECT_API_URL to use the embedded one",
         )
 
+    def alive(self) -> bool:
+        """False once an embedded server that was started has ended without ``stop``."""
+        return self._process is None or self._process.poll() is None
+
     def stop(self) -> None:
         """End the embedded server; safe to call twice."""
         _send_what_is_queued()

@@ -137,6 +137,15 @@ class RayCluster:
         node = self._nodes.get((name, incarnation))
         return node is not None and _raylet(node).poll() is None
 
+    def head_alive(self) -> bool:
+        """Whether the head's gcs and raylet run: Ray aborts the driver a minute after they have ended."""
+        with self._lock:
+            head = self._nodes.get(HEAD)
+        if head is None:
+            return False
+        vital = [*head.all_processes["gcs_server"], *head.all_processes["raylet"]]
+        return all(info.process.poll() is None for info in vital)
+
     def kill_node(self, name: str, incarnation: int) -> None:
         """SIGKILL the node's whole process tree, as a machine would go; none is fine too."""
         self._end(name, incarnation, terminate_seconds=0.0)

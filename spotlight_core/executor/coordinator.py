@@ -9,6 +9,7 @@ as events and deadlines are timer events.
 """
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -55,7 +56,8 @@ class Journal:
             observe(word)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, which the write before has told
+            self._file.close()
 
 
 class Submission:

@@ -116,6 +116,10 @@ class LiveFleet:
         booting = boot is not None and boot.thread.is_alive()
         return booting or any(name == node for name, _ in self._executor.nodes())
 
+    def alive(self) -> bool:
+        """Whether Ray's head runs, or has been ended by ``close``: without it nothing goes on for long."""
+        return self._closing.is_set() or self._cluster.head_alive()
+
     def close(self) -> None:
         """Stop every actor, post each node's Lost, end Ray.  Do it before the coordinator closes."""
         self._closing.set()

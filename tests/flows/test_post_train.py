@@ -224,11 +224,12 @@ def test_preemptions_change_nothing_in_the_weights(runs: Path) -> None:
     nothing_left(folder)
 
 
-def started(runs: Path, name: str, *options: str) -> "subprocess.Popen[str]":
+def started(runs: Path, name: str, *options: str, errors: bool = False) -> "subprocess.Popen[str]":
     """A run under way that has finished its first iteration."""
     process = subprocess.Popen(
         command(runs, name, "--override", "iterations=4", *options),
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if errors else None,
         text=True,
         env=environment(),
     )
@@ -300,7 +301,9 @@ def test_a_signal_while_everything_starts_leaves_nothing_either(runs: Path, seco
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]]
+)
 def test_nothing_is_left_fifteen_seconds_after_a_signal(runs: Path, signals: list[signal.Signals]) -> None:
     name = "-".join(number.name.lower() for number in signals)
     process = started(runs, name)
@@ -316,3 +319,24 @@ def test_nothing_is_left_fifteen_seconds_after_a_signal(runs: Path, signals: lis
         stops = [list(read_records(log))[-1]["event"] for log in folder.nodes.glob("*.jsonl")]
         assert stops == ["stop"] * 3
         assert json.loads(folder.run_json.read_text())["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "mark"), [("Prefect API", "prefect.server.api"), ("Ray head", "gcs_server")]
+)
+def test_a_run_whose_server_dies_ends_with_a_word_and_leaves_nothing(
+    runs: Path, part: str, mark: str
+) -> None:
+    name = part.replace(" ", "-")
+    process = started(runs, name, "--override", "iterations=300", errors=True)
+    folder = RunFolder(runs / name)
+    [server] = [each for each in run_processes(folder.run_id) if mark in " ".join(each.cmdline())]
+    server.kill()
+    deadline = time.monotonic() + 25
+
+    _, said = process.communicate(timeout=25)
+
+    assert process.returncode == 1
+    assert said.splitlines()[-1].startswith(f"error: the {part} has ended by itself: continue with --resume")
+    gone(folder, deadline)
