@@ -1,5 +1,6 @@
 """The `spotlight` command.  Nothing heavy is imported before a command needs it: `--help` answers at once."""
 
+import errno
 import json
 import sys
 from itertools import chain, count

@@ -174,7 +174,7 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
         reap_after_exit(folder)
         error = driver.failure or interrupted(folder)
         with contextlib.suppress(OSError):  # a terminal that has hung up
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"\nerror: {error}\n")  # others may have left a line open
             sys.stderr.flush()
         os._exit(error.exit_code)
 

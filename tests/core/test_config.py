@@ -153,7 +153,7 @@ def test_a_missing_key_is_named(write: Write) -> None:
         ("decisions=later", "decisions", "'planned' or 'live'"),
         ("data.seeds_per_prompt=1", "data.seeds_per_prompt", "greater than or equal to 2"),
         ("optimizer.lr=0.0", "optimizer.lr", "greater than 0"),
-        ("optimizer.lr=nan", "optimizer.lr", "greater than 0"),
+        ("optimizer.lr=nan", "optimizer.lr", "finite number"),
         ("ema.decay=1.0", "ema.decay", "less than 1"),
         ("services.prefect_port=70000", "services.prefect_port", "65535"),
         ("model.type=flux", "model.type", "'tiny'"),
@@ -271,3 +271,22 @@ def test_one_price_can_be_overridden_alone() -> None:
 def test_a_key_of_a_typed_table_is_named_as_it_is_written() -> None:
     with pytest.raises(BadInputError, match=r"exploration\.seeds_per_prompt = 'many'"):
         load_recipe("quickstart", ["exploration.seeds_per_prompt=many"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer.lr=inf",
+        "optimizer.betas=[2, 3]",
+        "fleet.spot_nodes=1000",
+        "data.prompts_per_iteration=100000000",
+        "sampler.denoise_steps=1000000000",
+        "rng_seed=-1",
+        "name=mlflow.db",
+        f"name={'x' * 200}",
+        "data.prompts=",
+    ],
+)
+def test_nonsense_is_refused_before_it_costs_anything(override: str) -> None:
+    with pytest.raises(BadInputError):
+        load_recipe("quickstart", [override])

@@ -338,5 +338,6 @@ def test_a_run_whose_server_dies_ends_with_a_word_and_leaves_nothing(
     _, said = process.communicate(timeout=25)
 
     assert process.returncode == 1
-    assert said.splitlines()[-1].startswith(f"error: the {part} has ended by itself: continue with --resume")
+    last = said.splitlines()[-1]
+    assert last.startswith(f"error: the {part} has ended by itself: continue with --resume")
     gone(folder, deadline)
