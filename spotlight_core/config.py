@@ -1,7 +1,6 @@
-"""The recipe: one frozen tree that says everything a run depends on.
+"""The recipe's schema: one frozen tree that says everything a run depends on.
 
-TOML in, resolved JSON out.  Unknown keys are errors.  ``extends = "other"`` starts from another
-recipe, so that variants differ by their lines alone.
+``spotlight_core.recipes`` reads it from TOML; a run keeps it resolved, as JSON.
 """
 
 import json
@@ -12,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
-
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # of the stores beside the runs
 
 
