@@ -25,6 +25,10 @@ app = typer.Typer(
 )
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+TargetName = Annotated[
+    str,
+    typer.Argument(metavar="RUN|CHECKPOINT", help="Name of a run, or a path like runs/NAME/checkpoints/12."),
+]
 RunName = Annotated[str, typer.Argument(help="Name of a run in --runs.")]
 RUNS = Path("runs")
 
@@ -37,17 +41,25 @@ def train(
         typer.Option(help="Name of the run and of its folder; the recipe's when absent, numbered if taken."),
     ] = None,
     runs: Runs = RUNS,
-    override: Annotated[list[str] | None, typer.Option(help="section.key=value, as often as needed.")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(help="section.key=value, such as model.lora.rank=8; as often as needed."),
+    ] = None,
     trace: Annotated[str | None, typer.Option(help="Availability trace of the spot nodes, or none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace a run of the same name.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, show the plan, start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check everything, show the plan with its costs, start and download nothing."
+        ),
     ] = False,
+    gpu: Annotated[str, typer.Option(help="GPU that the plan's costs are estimated for.")] = "H100",
 ) -> None:
     """Train a recipe, with live progress."""
     from flows import preflight
     from flows.plan import describe
+    from flows.targets import begun_recipe
 
     config = _resolved(recipe, name, override or [], trace)
     if name is None and not (resume or fresh):
@@ -55,13 +67,13 @@ def train(
     folder = _folder(runs, config.name)
     if resume:
         preflight.check_folder(folder, resume=True, fresh=fresh)
-        begun = _begun(folder)
+        begun = begun_recipe(folder)
         preflight.check_same_recipe(config, begun)
         config = begun.model_copy(update={"services": config.services})
-    for note in preflight.check_run(config, folder, resume=resume, fresh=fresh):
+    for note in preflight.check_run(config, folder, resume=resume, fresh=fresh, dry_run=dry_run):
         typer.echo(f"note: {note}", err=True)
     if dry_run:
-        typer.echo(describe(config, folder))
+        typer.echo(describe(config, folder, gpu))
         return
     _train(config, folder, resume=resume, fresh=fresh)
 
@@ -84,21 +96,64 @@ def _train(config: "RunConfig", folder: "RunFolder", *, resume: bool, fresh: boo
 
 @app.command()
 def evaluate(
-    run: RunName,
+    target: TargetName,
     runs: Runs = RUNS,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="A .txt or .jsonl file, or a folder with a test split; the recipe's when absent."),
+    ] = None,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Held-out images; the recipe's final_images when absent.")
+        int | None,
+        typer.Option(
+            min=1, help="Images, one a prompt from the first on; the recipe's final_images when absent."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="PNG with the first images and their scores; in the run's images/ when absent."),
     ] = None,
 ) -> None:
-    """Score a run's newest EMA weights on held-out prompts, without a fleet."""
-    from flows.launch import evaluate_run
+    """Score a run's newest evaluated EMA weights, or those of a checkpoint, without a fleet.
 
-    folder = _existing(runs, run)
-    evaluation = evaluate_run(_begun(folder), folder, images)
+    The scores are those of the run's own evaluations: the same prompts, noise, sampler and rewards.
+    """
+    from flows.launch import evaluate_target
+    from flows.preflight import check_picture, evaluation_prompts
+    from flows.progress import image_progress
+    from flows.targets import find_target
+
+    chosen = find_target(runs, target)
+    rows = evaluation_prompts(chosen.config, prompts, images)
+    if output is not None:
+        check_picture(output)
+    with image_progress(len(rows)) as advance:
+        found = evaluate_target(chosen, rows, output, advance)
+    scored = found.evaluation
     typer.echo(
-        f"{evaluation.policy.name}: score {evaluation.score:.4f}, held out {evaluation.held_out:.4f}, "
-        f"grey share {evaluation.grey_share:.4f} over {evaluation.images} images"
+        f"{scored.policy.name}: score {scored.score:.4f}, held out {scored.held_out:.4f}, "
+        f"grey share {scored.grey_share:.4f} over {scored.images} images"
     )
+    for name, mean in found.parts.items():
+        typer.echo(f"  {name} {mean:.4f}")
+    typer.echo(f"images {found.grid}")
+
+
+@app.command()
+def export(
+    target: TargetName,
+    output: Annotated[Path, typer.Option(help="Folder to write; an earlier export there is replaced.")],
+    runs: Runs = RUNS,
+) -> None:
+    """Write a policy for diffusers: the LoRA adapter, or the transformer when all weights were trained.
+
+    With a model card (README.md) that shows how to load it, and the recipe.  The EMA weights are
+    written, those that evaluations score.
+    """
+    from flows.export import export_policy
+    from flows.targets import find_target
+
+    written = export_policy(find_target(runs, target), output)
+    typer.echo(f"export {written}")
 
 
 @app.command()
@@ -108,10 +163,11 @@ def report(
     baseline: Annotated[str | None, typer.Option(help="A run to compare with.")] = None,
 ) -> None:
     """Write the HTML report of a run, finished or not."""
+    from flows.targets import existing_run
     from tasks.reporting import write_report
 
-    folder = _existing(runs, run)
-    other = _existing(runs, baseline).path if baseline else None
+    folder = existing_run(runs, run)
+    other = existing_run(runs, baseline).path if baseline else None
     typer.echo(f"report {write_report(folder.path, baseline=other)}")
 
 
@@ -125,8 +181,10 @@ def compare(
     from rich.console import Console
 
     from flows.compare import compare_runs, comparison_table
+    from flows.targets import existing_run
 
-    Console().print(comparison_table(compare_runs(_existing(runs, run), _existing(runs, baseline))))
+    comparison = compare_runs(existing_run(runs, run), existing_run(runs, baseline))
+    Console().print(comparison_table(comparison))
 
 
 @app.command()
@@ -135,9 +193,10 @@ def down(
     runs: Runs = RUNS,
 ) -> None:
     """End what a killed driver left behind: processes, ports, shared memory, Ray's folder."""
+    from flows.targets import all_runs, existing_run
     from tasks.recovery import held, sweep
 
-    folders = [_existing(runs, run)] if run else _all(runs)
+    folders = [existing_run(runs, run)] if run else all_runs(runs)
     for folder in folders:
         if run is None and folder.holder() is not None:
             typer.echo(f"{folder.name}: still driven by process {folder.holder()}, left alone")
@@ -148,7 +207,7 @@ def down(
 
 @app.command()
 def recipes() -> None:
-    """List the shipped recipes."""
+    """List the shipped recipes, one line each."""
     from spotlight_core.recipes import RECIPES, recipe_names
 
     for name in recipe_names():
@@ -196,20 +255,6 @@ def _resolved(recipe: str, name: str | None, overrides: list[str], trace: str | 
     return load_recipe(recipe, assignments)
 
 
-def _begun(folder: "RunFolder") -> "RunConfig":
-    from pydantic import ValidationError
-
-    from spotlight_core.config import RunConfig
-
-    try:
-        return RunConfig.model_validate_json(folder.recipe.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise BadInputError(
-            f"{folder.recipe} does not fit this version ({error.error_count()} faults)",
-            "use the version it was begun with",
-        ) from error
-
-
 def _folder(runs: Path, name: str) -> "RunFolder":
     from tasks.run_folder import RunFolder
 
@@ -220,23 +265,6 @@ def _free_name(runs: Path, name: str) -> str:
     """``name``, or the first of ``name-2``, ``name-3``... that no run has: a run is never overwritten."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(free for free in chain([name], numbered) if not _folder(runs, free).exists())
-
-
-def _existing(runs: Path, name: str) -> "RunFolder":
-    folder = _folder(runs, name)
-    if not folder.exists():
-        known = ", ".join(each.name for each in _all(runs)) or "none"
-        raise BadInputError(f"no run {name!r} in {runs} (there: {known})", "check the name and --runs")
-    return folder
-
-
-def _all(runs: Path) -> "list[RunFolder]":
-    from tasks.run_folder import RunFolder
-
-    if not runs.is_dir():
-        return []
-    folders = [RunFolder(path) for path in sorted(runs.iterdir()) if path.is_dir()]
-    return [folder for folder in folders if folder.exists()]
 
 
 def main() -> None:

@@ -15,16 +15,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from flows.reaper import reap_after_exit
+from flows.targets import Target, chosen_weights
 from spotlight_core.config import RunConfig
-from spotlight_core.data.prompts import read_prompts
 from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
-from spotlight_core.types import Evaluation
+from spotlight_core.types import PromptRow
 from tasks.display import Display
 from tasks.logs import hush_console, log_to, stop_logging
 from tasks.recovery import held
@@ -32,6 +33,7 @@ from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
 
 if TYPE_CHECKING:
+    from flows.evaluate import Evaluated
     from tasks.plant import Plant
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -213,25 +215,35 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
             signal.signal(number, handler)
 
 
-def evaluate_run(config: RunConfig, folder: RunFolder, images: int | None) -> Evaluation:
-    """Score a run's newest evaluated weights, under an embedded API of its own.
+def evaluate_target(
+    target: Target, rows: Sequence[PromptRow], grid: Path | None, advance: Callable[[int], None]
+) -> "Evaluated":
+    """Score a run's newest evaluated weights, or a checkpoint's, under an embedded API of its own.
+
+    The grid goes to the run's images when ``grid`` is None; ``advance`` hears of images that are done.
 
     Raises:
-        BadInputError: the run has no evaluated weights, is being trained, or has too few prompts.
+        BadInputError: the run has no evaluated weights, or is being trained.
     """
+    config, folder = target.config, target.folder
     with held(folder):
         # Threads before torch is imported: the last bits depend on them, here as in the run.
         threads = {"OMP_NUM_THREADS": str(config.services.torch_threads)}
         os.environ.update(run_environment(folder.run_id) | threads)
+        policy, weights = chosen_weights(target)
         server = PrefectServer(folder, config.services.prefect_port)
         try:
             server.start()
-            from flows.evaluate import evaluate_policy, newest_evaluated
+            from flows.evaluate import EvaluationOrder, evaluate_policy
 
-            policy = newest_evaluated(folder)
-            held_out = len(read_prompts(config.data.prompts / "test.txt"))
-            count = images if images is not None else min(config.evaluation.final_images, held_out)
-            return asyncio.run(evaluate_policy(config, folder, policy, count))
+            order = EvaluationOrder(
+                config=config,
+                policy=policy,
+                weights=weights,
+                rows=rows,
+                grid=grid or folder.images / f"evaluate-{policy.name}.png",
+            )
+            return asyncio.run(evaluate_policy(order, advance))
         finally:
             server.stop()
             reap(folder.run_id)

@@ -2,19 +2,25 @@
 
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from spotlight_core.config import FunctionRewardConfig, RunConfig, flattened
-from spotlight_core.data.prompts import quoted_target, read_prompts
+from flows.estimate import disk_of, trained_parameters
+from flows.model_files import check_model
+from flows.model_size import size_of
+from spotlight_core.config import DiffusersModelConfig, FunctionRewardConfig, RunConfig, flattened
+from spotlight_core.data.prompts import prompt_file, quoted_target, read_prompts, read_rows
+from spotlight_core.data.requirements import row_checks, single_rewards
 from spotlight_core.diffusion.tiny.glyphs import check_text
 from spotlight_core.errors import BadInputError
 from spotlight_core.executor.cluster import check_port
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.progress import ProgressTrace
 from spotlight_core.market.traces import read_trace
+from spotlight_core.types import PromptRow
 from tasks.run_folder import RunFolder, check_writable
 from tasks.services import check_answers
 
@@ -26,12 +32,16 @@ DISK_GIB = 1.0  # journal, two checkpoints, stores and logs of a quickstart, sev
 class Prompts:
     """The prompts of both files."""
 
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+    train: tuple[PromptRow, ...]
+    test: tuple[PromptRow, ...]
 
 
-def check_run(config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool = False) -> list[str]:
+def check_run(
+    config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool = False, dry_run: bool = False
+) -> list[str]:
     """Check recipe, inputs, machine and folder; returns what is worth telling though it is no fault.
+
+    A dry run may be made on another machine than the run: what this one lacks is told, not refused.
 
     Raises:
         BadInputError: the first fault, with its remedy.
@@ -42,8 +52,12 @@ def check_run(config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool
     notes = _check_held_out(config, prompts) + _check_trace(config)
     PriceBook(config.prices)
     _check_files(config)
+    notes += check_model(config)
     _check_ports(config)
-    _check_machine(config, folder)
+    for lacks in _machine_faults(config, folder):
+        if not dry_run:
+            raise lacks
+        notes.append(str(lacks))
     return notes
 
 
@@ -86,14 +100,38 @@ def load_prompts(config: RunConfig) -> Prompts:
     Raises:
         BadInputError: a file is unusable.
     """
-    folder = config.data.prompts
-    if not folder.is_dir():
-        raise BadInputError(
-            f"no prompt folder {folder}", "set data.prompts to a folder with train.txt and test.txt"
-        )
+    folder, checks = config.data.prompts, row_checks(config)
     return Prompts(
-        train=tuple(read_prompts(folder / "train.txt")), test=tuple(read_prompts(folder / "test.txt"))
+        train=tuple(read_prompts(folder, "train", checks)), test=tuple(read_prompts(folder, "test", checks))
     )
+
+
+def evaluation_prompts(config: RunConfig, prompts: Path | None, images: int | None) -> list[PromptRow]:
+    """What `spotlight evaluate` draws: the first prompts of a file, of a folder's test split or the recipe's.
+
+    Raises:
+        BadInputError: the recipe's model or rewards cannot use the file, or it has fewer prompts than images.
+    """
+    place, checks = prompts or config.data.prompts, row_checks(config)
+    file = prompt_file(place, "test") if place.is_dir() or prompts is None else place
+    rows = read_rows(file, checks)
+    _check_rows_drawable(config, file, rows)
+    count = images if images is not None else min(config.evaluation.final_images, len(rows))
+    if count > len(rows):
+        raise BadInputError(
+            f"{count} images exceed the {len(rows)} prompts of {file}", "lower --images or add prompts"
+        )
+    return rows[:count]
+
+
+def check_picture(output: Path) -> None:
+    """A PNG can be written to ``output``."""
+    if output.suffix.lower() != ".png":
+        raise BadInputError(f"--output {output} is no .png", "give a file such as grid.png")
+    if not output.absolute().parent.is_dir():
+        raise BadInputError(
+            f"no folder {output.absolute().parent}", "make it first, or give another --output"
+        )
 
 
 def _check_held_out(config: RunConfig, prompts: Prompts) -> list[str]:
@@ -102,7 +140,8 @@ def _check_held_out(config: RunConfig, prompts: Prompts) -> list[str]:
     if wanted <= len(prompts.test):
         return []
     there = len(prompts.test)
-    return [f"evaluations use all {there} prompts of test.txt, fewer than the {wanted} images asked for"]
+    name = prompt_file(config.data.prompts, "test").name
+    return [f"evaluations use all {there} prompts of {name}, fewer than the {wanted} images asked for"]
 
 
 def check_same_recipe(given: RunConfig, begun: RunConfig) -> None:
@@ -139,16 +178,17 @@ def _check_trace(config: RunConfig) -> list[str]:
 
 
 def _check_files(config: RunConfig) -> None:
-    weights = config.model.weights
+    weights = config.model.weights if config.model.type == "tiny" else None
     if weights is not None and not weights.is_file():
         raise BadInputError(
             f"no model weights at {weights}", "set model.weights to a safetensors file, or remove it"
         )
     for reward in (config.reward, config.evaluation.held_out_reward):
-        if isinstance(reward, FunctionRewardConfig):
-            from spotlight_core.rewards.base import build_reward
+        for single in single_rewards(reward):
+            if isinstance(single, FunctionRewardConfig):
+                from spotlight_core.rewards.base import build_reward
 
-            build_reward(reward)
+                build_reward(single)
 
 
 def _check_ports(config: RunConfig) -> None:
@@ -166,19 +206,27 @@ def _check_ports(config: RunConfig) -> None:
         check_port(services.prefect_port, "services.prefect_port")
 
 
-def _check_machine(config: RunConfig, folder: RunFolder) -> None:
+def _machine_faults(config: RunConfig, folder: RunFolder) -> Iterator[BadInputError]:
     free = psutil.virtual_memory().available / GIB
     if free < config.fleet.memory_gib:
-        raise BadInputError(
+        yield BadInputError(
             f"{free:.1f} GiB of memory are free, fleet.memory_gib = {config.fleet.memory_gib:g} are needed",
             "close other programs, use fewer nodes, or lower fleet.memory_gib if you know better",
         )
-    disk = shutil.disk_usage(_existing(folder.path)).free / GIB
-    if disk < DISK_GIB:
-        raise BadInputError(
-            f"{disk:.1f} GiB of disk are free at {folder.path}, the run needs {DISK_GIB:g}",
+    disk, needed = shutil.disk_usage(_existing(folder.path)).free / GIB, _disk_gib(config)
+    if disk < needed:
+        yield BadInputError(
+            f"{disk:.1f} GiB of disk are free at {folder.path}, the run needs {needed:.3g}",
             "free some, or give --runs elsewhere",
         )
+
+
+def _disk_gib(config: RunConfig) -> float:
+    """Checkpoints and published weights of a large model are most of what a run writes."""
+    if not isinstance(config.model, DiffusersModelConfig):
+        return DISK_GIB
+    trained = trained_parameters(config.model, *size_of(config.model))
+    return DISK_GIB + disk_of(config, trained) / GIB
 
 
 def _existing(path: Path) -> Path:
@@ -189,9 +237,16 @@ def _existing(path: Path) -> Path:
 
 def _check_drawable(config: RunConfig, prompts: Prompts) -> None:
     """Every prompt can be drawn by the recipe's model."""
-    for name, texts in (("train.txt", prompts.train), ("test.txt", prompts.test)):
-        for prompt in texts:
-            try:
-                check_text(quoted_target(prompt))
-            except BadInputError as error:
-                raise BadInputError(f"{config.data.prompts / name}: {error.problem}", error.remedy) from error
+    _check_rows_drawable(config, prompt_file(config.data.prompts, "train"), prompts.train)
+    _check_rows_drawable(config, prompt_file(config.data.prompts, "test"), prompts.test)
+
+
+def _check_rows_drawable(config: RunConfig, file: Path, rows: Sequence[PromptRow]) -> None:
+    """The embedded model draws digits only; the others draw whatever they are told."""
+    if config.model.type != "tiny":
+        return
+    for row in rows:
+        try:
+            check_text(quoted_target(row.text))
+        except BadInputError as error:
+            raise BadInputError(f"{file}: {error.problem}", error.remedy) from error

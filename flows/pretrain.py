@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from spotlight_core.data.prompts import quoted_target, read_prompts
+from spotlight_core.data.prompts import quoted_target, read_rows
 from spotlight_core.diffusion.tiny.pretrain import (
     DEFAULT_CAPTION_NOISE,
     DEFAULT_OPTIMIZER_STEPS,
@@ -26,7 +26,7 @@ def run_pretraining(
 ) -> None:
     """Train and write ``output``; the targets of ``prompts`` (the shipped test file) are never drawn."""
     total = steps if steps is not None else DEFAULT_OPTIMIZER_STEPS
-    held_out = frozenset(quoted_target(prompt) for prompt in read_prompts(prompts or HELD_OUT))
+    held_out = frozenset(quoted_target(row.text) for row in read_rows(prompts or HELD_OUT))
     losses: list[float] = []
 
     def on_step(optimizer_step: int, loss: float) -> None:

@@ -1,16 +1,30 @@
 """What `spotlight train` shows while it runs: one live line at a terminal, plain lines elsewhere."""
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tasks.display import Display
 
 
 def build_display(console: Console) -> Display:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+@contextlib.contextmanager
+def image_progress(images: int) -> Iterator[Callable[[int], None]]:
+    """A bar over the images of an evaluation, at a terminal; yields what is told of those that are done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("images", total=images)
+        yield lambda done: bar.advance(task, done)
 
 
 class _Pace:

@@ -5,12 +5,12 @@ ones submit the very same requests and take the very same decisions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spotlight_core.config import FixedArmConfig, RunConfig
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.exploration.fidelity import reused_steps
-from spotlight_core.exploration.planner import Arm, build_planner
+from spotlight_core.exploration.planner import Arm, ExplorationPlanner, build_planner
 from spotlight_core.exploration.selection import top_bottom
 from spotlight_core.types import (
     Batch,
@@ -21,10 +21,12 @@ from spotlight_core.types import (
     PlannedPrompt,
     PolicyVersion,
     Prompt,
+    PromptRow,
     RunState,
     SeedScore,
     TrajectoryGroup,
 )
+from spotlight_core.windows import sde_window
 
 Scores = Mapping[str, Sequence[float]]  # request id -> reward of each of its seeds
 
@@ -35,6 +37,10 @@ class BatchPlanner:
 
     config: RunConfig
     sampler: GroupSampler
+    explorer: ExplorationPlanner = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "explorer", build_planner(self.config.exploration))
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -56,23 +62,34 @@ class BatchPlanner:
             fidelity=fidelity,
         )
 
-    @property
-    def full_fidelity(self) -> Fidelity:
-        return Fidelity(denoise_steps=self.config.sampler.denoise_steps)
+    def fidelity(self, iteration: int, prompt: Prompt, reused: tuple[int, ...] = ()) -> Fidelity:
+        """The rollout's fidelity; with ``reused`` denoise steps a preview of it, on the same window."""
+        sampler = self.config.sampler
+        return Fidelity(
+            denoise_steps=sampler.denoise_steps,
+            reused_steps=reused,
+            sde_steps=sde_window(sampler, self.config.rng_seed, iteration, prompt.occurrence),
+        )
 
     def rollout(self, batch: Batch, policy: PolicyVersion) -> tuple[GenerationRequest, ...]:
         """One request per prompt; the audited prompt's other explored seeds come as audit requests."""
         requests = [
             self._request(
-                batch.iteration, "rollout", planned.prompt, planned.seeds, policy, self.full_fidelity
+                batch.iteration,
+                "rollout",
+                planned.prompt,
+                planned.seeds,
+                policy,
+                self.fidelity(batch.iteration, planned.prompt),
             )
             for planned in batch.prompts
         ]
         for planned in batch.prompts:
             if planned.prompt.occurrence == batch.audit_occurrence:
                 rest = [score.seed for score in planned.explored if score.seed not in planned.seeds]
+                fidelity = self.fidelity(batch.iteration, planned.prompt)
                 requests += [
-                    self._request(batch.iteration, "audit", planned.prompt, part, policy, self.full_fidelity)
+                    self._request(batch.iteration, "audit", planned.prompt, part, policy, fidelity)
                     for part in _parts(rest, self.config.data.seeds_per_prompt)
                 ]
         return tuple(requests)
@@ -88,21 +105,30 @@ class BatchPlanner:
         if arm is None or not isinstance(config, FixedArmConfig):
             return ()
         steps = self.config.sampler.denoise_steps
-        fidelity = Fidelity(denoise_steps=steps, reused_steps=reused_steps(steps, arm.effective_steps))
+        reused = reused_steps(steps, arm.effective_steps)
         explored = upcoming.prompts[: len(upcoming.prompts) - config.unexplored_prompts]
         return tuple(
-            self._request(upcoming.iteration, "explore", planned.prompt, part, policy, fidelity)
+            self._request(
+                upcoming.iteration,
+                "explore",
+                planned.prompt,
+                part,
+                policy,
+                self.fidelity(upcoming.iteration, planned.prompt, reused),
+            )
             for planned in explored
             for part in _parts(range(arm.seeds_per_prompt), config.seeds_per_request)
         )
 
     def evaluate(
-        self, prompts: Sequence[str], policy: PolicyVersion, iteration: int
+        self, prompts: Sequence[PromptRow], policy: PolicyVersion, iteration: int
     ) -> tuple[GenerationRequest, ...]:
         """One image per held-out prompt, always from the same noise, by ODE steps."""
-        fidelity = Fidelity(denoise_steps=self.config.sampler.denoise_steps, stochastic=False)
+        steps = self.config.evaluation.denoise_steps or self.config.sampler.denoise_steps
+        fidelity = Fidelity(denoise_steps=steps)
         occurrences = [
-            Prompt(occurrence=f"held-out-{index}", text=text) for index, text in enumerate(prompts)
+            Prompt(occurrence=f"held-out-{index}", text=row.text, metadata=row.metadata)
+            for index, row in enumerate(prompts)
         ]
         size = self.config.evaluation.images_per_request
         return tuple(
@@ -120,7 +146,7 @@ class BatchPlanner:
     # -- decisions ----------------------------------------------------------------------------------
 
     def arm(self, iteration: int) -> Arm | None:
-        return build_planner(self.config.exploration).plan(iteration)
+        return self.explorer.plan(iteration)
 
     def plain(self, iteration: int, position: int) -> Batch:
         """The batch at ``position`` with the first K seeds of each prompt."""
@@ -184,19 +210,32 @@ def explored_scores(
 
 
 def trajectory_groups(
-    batch: Batch, requests: Sequence[GenerationRequest], scores: Scores
+    batch: Batch,
+    requests: Sequence[GenerationRequest],
+    scores: Scores,
+    parts: Mapping[str, Scores] | None = None,
 ) -> tuple[TrajectoryGroup, ...]:
-    """The scored group of each prompt, in the batch's order whatever the order of arrival."""
+    """The scored group of each prompt, in the batch's order whatever the order of arrival.
+
+    ``parts`` holds the scores of each of several rewards by its name.
+    """
     rollouts = {request.prompt.occurrence: request for request in requests if request.kind == "rollout"}
     return tuple(
-        TrajectoryGroup(
-            prompt=planned.prompt,
-            seeds=planned.seeds,
-            rewards=tuple(scores[rollouts[planned.prompt.occurrence].id]),
-            request_id=rollouts[planned.prompt.occurrence].id,
-            explored=bool(planned.explored),
-        )
-        for planned in batch.prompts
+        _group(planned, rollouts[planned.prompt.occurrence], scores, parts or {}) for planned in batch.prompts
+    )
+
+
+def _group(
+    planned: PlannedPrompt, request: GenerationRequest, scores: Scores, parts: Mapping[str, Scores]
+) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        prompt=planned.prompt,
+        seeds=planned.seeds,
+        rewards=tuple(scores[request.id]),
+        request_id=request.id,
+        explored=bool(planned.explored),
+        sde_steps=request.fidelity.sde_steps,
+        parts={name: tuple(each[request.id]) for name, each in parts.items()},
     )
 
 

@@ -4,6 +4,9 @@ import hashlib
 
 import numpy as np
 
+SCHEME = "philox-names-1"
+"""Which draws belong to which names: another scheme gives other noise for the same recipe."""
+
 
 def named_generator(*names: str | int) -> np.random.Generator:
     """The generator that belongs to these names; equal names give equal draws on every machine.

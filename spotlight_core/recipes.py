@@ -4,16 +4,16 @@ Unknown keys are errors.  ``extends = "other"`` starts from another recipe, so t
 their lines alone.
 """
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from spotlight_core.config import NO_FILE, RunConfig
 from spotlight_core.errors import BadInputError
+from spotlight_core.recipe_keys import locate, suggestion, tag_of, without_dropped
 
 RECIPES = Path(__file__).parent.parent / "flows" / "recipes"
 
@@ -34,13 +34,55 @@ def find_recipe(recipe: str, child: Path | None = None) -> Path:
     raise BadInputError(f"no recipe {recipe!r}", f"give a TOML file or one of {', '.join(recipe_names())}")
 
 
+_REWARDS = (("reward",), ("evaluation", "held_out_reward"))
+_PARTS = tuple((*reward, "parts", "*", "reward") for reward in _REWARDS)
 _PATHS = (
     ("data", "prompts"),
     ("fleet", "trace"),
     ("model", "weights"),
-    ("reward", "file"),
-    ("evaluation", "held_out_reward", "file"),
+    *((*reward, "file") for reward in (*_REWARDS, *_PARTS)),
 )
+# Hub ids and local folders look alike: a folder of that name beside the recipe decides.
+_IDS_OR_PATHS = (
+    ("model", "path"),
+    *(
+        (*reward, key)
+        for reward in (*_REWARDS, *_PARTS)
+        for key in ("path", "processor", "detector", "classifier")
+    ),
+)
+
+
+def _resolve_paths(tree: dict[str, Any], folder: Path, source: str) -> None:
+    """Make the relative paths of ``tree``, which was written in ``folder``, absolute."""
+    for *sections, key in _PATHS:
+        for table in _tables_at(tree, sections):
+            if table.get(key) == "":
+                raise BadInputError(
+                    f"{source} names no path in {'.'.join((*sections, key))}",
+                    "give one, or none where it may be left out",
+                )
+            if isinstance(table.get(key), str) and table[key] != NO_FILE:
+                table[key] = str((folder / table[key]).resolve())
+    for *sections, key in _IDS_OR_PATHS:
+        for table in _tables_at(tree, sections):
+            if isinstance(table.get(key), str) and (folder / table[key]).is_dir() and table[key]:
+                table[key] = str((folder / table[key]).resolve())
+
+
+def _tables_at(tree: Any, sections: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The tables at a path of keys; ``*`` is each one of a list, or of the places an override gives."""
+    if not sections:
+        if isinstance(tree, dict):
+            yield tree
+        return
+    first, *rest = sections
+    if first != "*":
+        if isinstance(tree, dict):
+            yield from _tables_at(tree.get(first), rest)
+    elif isinstance(tree, list | dict):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tables_at(each, rest)
 
 
 def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -51,12 +93,7 @@ def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise BadInputError(f"{path} is not valid TOML", str(error)) from error
     except OSError as error:
         raise BadInputError(f"cannot read recipe {path}", f"check the path ({error.strerror})") from error
-    for *sections, key in _PATHS:
-        table: Any = tree
-        for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(table.get(key), str) and table[key] != NO_FILE:
-            table[key] = str((path.parent / table[key]).resolve())
+    _resolve_paths(tree, path.parent, path.name)
     parent = tree.pop("extends", None)
     if parent is None:
         return tree
@@ -77,7 +114,19 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             same_type = value.get("type", old.get("type")) == old.get("type")
             result[key] = _merged(old, value) if same_type else value
+        elif isinstance(old, list) and isinstance(value, Mapping) and all(map(str.isdigit, value)):
+            result[key] = _merged_list(old, value)
     return result
+
+
+def _merged_list(below: list[Any], above: Mapping[str, Any]) -> list[Any]:
+    """An override such as ``reward.parts.0.weight=2`` over the list that it picks from."""
+    beyond = [index for index in above if int(index) >= len(below)]
+    if beyond:
+        raise BadInputError(
+            f"an override sets place {beyond[0]} of a list of {len(below)}", "count places from 0"
+        )
+    return [_merged({"": old}, {"": above.get(str(index), old)})[""] for index, old in enumerate(below)]
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:
@@ -94,43 +143,42 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
     branch: dict[str, Any] = {}
     nested = branch
     *parents, leaf = key.strip().split(".")
-    if (*parents, leaf) in _PATHS and value == "":
-        raise BadInputError(
-            f"override {assignment!r} names no path", "give one, or none where it may be left out"
-        )
-    if (*parents, leaf) in _PATHS and isinstance(value, str) and value != NO_FILE:
-        value = str(Path(value).resolve())
     for parent in parents:
         nested = nested.setdefault(parent, {})
     nested[leaf] = value
+    _resolve_paths(branch, Path(), f"override {assignment!r}")
     merged = _merged(tree, branch)
     tree.clear()
     tree.update(merged)
 
 
-def _known_keys(model: type[BaseModel]) -> Iterable[str]:
-    for name, field in model.model_fields.items():
-        yield name
-        for part in getattr(field.annotation, "__args__", (field.annotation,)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield from _known_keys(part)
-
-
 def _explain(error: ValidationError, source: str) -> BadInputError:
     """The first fault of a validation as one line that names the key and the remedy."""
     fault = error.errors()[0]
-    tags = {"ode", "flow_sde", "nft", "grpo", "none", "fixed_arm", "ocr", "template", "jpeg_size", "function"}
-    # A union's tag is no part of the key as a recipe writes it.
-    key = ".".join(str(part) for place, part in enumerate(fault["loc"]) if place == 0 or part not in tags)
-    if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(fault["loc"][-1]), set(_known_keys(RunConfig)), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it"
-        return BadInputError(f"{source}: unknown key {key!r}", hint)
-    if fault["type"] == "missing":
-        return BadInputError(f"{source}: {key!r} is missing", "add it")
+    place = locate(RunConfig, fault["loc"])
+    key, said = place.key, fault["msg"].removeprefix("Value error, ")
+    match fault["type"]:
+        case "extra_forbidden":
+            return BadInputError(f"{source}: unknown key {key!r}", suggestion(RunConfig, place))
+        case "missing":
+            return BadInputError(f"{source}: {key!r} is missing", "add it")
+        case "union_tag_not_found":
+            return BadInputError(f"{source}: {key!r} has no type", f"add type = {_tags(fault['loc'])}")
+        case "union_tag_invalid":
+            tag = fault["ctx"]["tag"]
+            return BadInputError(
+                f"{source}: {key}.type = {tag!r} is not usable", f"give {_tags(fault['loc'])}"
+            )
     if not key:
-        return BadInputError(source, fault["msg"].removeprefix("Value error, "))
-    return BadInputError(f"{source}: {key} = {fault['input']!r} is not usable", fault["msg"])
+        return BadInputError(source, said)
+    if isinstance(fault["input"], dict):  # a table as a whole: what is said of it names the value
+        return BadInputError(f"{source}: {key} is not usable", said)
+    return BadInputError(f"{source}: {key} = {fault['input']!r} is not usable", said)
+
+
+def _tags(location: tuple[int | str, ...]) -> str:
+    tables = locate(RunConfig, (*location, "")).tables
+    return "one of " + ", ".join(repr(tag) for table in tables if (tag := tag_of(table)))
 
 
 def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -147,6 +195,6 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
     for assignment in overrides:
         _override(tree, assignment)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(without_dropped(tree, (RunConfig,), NO_FILE))
     except ValidationError as error:
         raise _explain(error, path.name) from error

@@ -3,8 +3,9 @@
 Tensors never live here; a result is named by a ``ref`` (where) and a ``digest`` (what).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["rollout", "evaluate", "audit", "explore"]
 VersionLabel = Literal["base", "current", "old", "ema"]
@@ -29,11 +30,18 @@ class PolicyVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class PromptRow:
+    """A row of a prompt file: the text, and what a reward wants to know beside it (GenEval's clauses)."""
+
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt(PromptRow):
     """One occurrence of a prompt: the text may repeat in a run, the occurrence never does."""
 
     occurrence: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +50,13 @@ class Fidelity:
 
     ``denoise_steps`` model steps over the schedule; at the steps in ``reused_steps`` the last
     velocity is reused instead of computed, so the effective steps are the difference.
-    ``stochastic`` runs the recipe's SDE window, otherwise every step is an ODE step.
+    ``sde_steps`` is the half-open range of stochastic steps, those that are scored and trained;
+    None when every step is an ODE step.
     """
 
     denoise_steps: int
     reused_steps: tuple[int, ...] = ()
-    stochastic: bool = True
+    sde_steps: tuple[int, int] | None = None
 
     @property
     def effective_steps(self) -> int:
@@ -96,7 +105,9 @@ class SeedScore:
 class TrajectoryGroup:
     """The K scored trajectories of one prompt occurrence: the unit of advantage.
 
-    ``request_id`` names the result that holds the latents, rows in the order of ``seeds``.
+    ``request_id`` names the result that holds the latents, rows in the order of ``seeds``;
+    ``sde_steps`` are its trained denoise steps.  With several rewards, ``rewards`` holds their weighted
+    sum and ``parts`` the scores of each by name.
     """
 
     prompt: Prompt
@@ -104,6 +115,8 @@ class TrajectoryGroup:
     rewards: tuple[float, ...]
     request_id: str
     explored: bool
+    sde_steps: tuple[int, int] | None = None
+    parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

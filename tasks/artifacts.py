@@ -29,10 +29,14 @@ _INK, _GOOD, _BAD = (
 _PAPER = (255, 255, 255)
 
 
-def draw_grid(gallery: Gallery, *, columns: int, count: int, scale: int) -> Image.Image:
-    """The first ``count`` images, each above its quoted target and its score."""
+def draw_grid(gallery: Gallery, *, columns: int, count: int, width: int) -> Image.Image:
+    """The first ``count`` images, ``width`` pixels wide, each above its quoted target and its score."""
     images = gallery.images[:count]
-    height, width = images.shape[1] * scale, images.shape[2] * scale
+    enlarged = width >= images.shape[2]
+    if enlarged:
+        width -= width % images.shape[2]  # whole pixels of a small image stay squares
+    height = max(round(images.shape[1] * width / images.shape[2]), 1)
+    resampling = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
     rows = -(-len(images) // columns)
     sheet = Image.new(
         "RGB",
@@ -43,7 +47,7 @@ def draw_grid(gallery: Gallery, *, columns: int, count: int, scale: int) -> Imag
     for index, pixels in enumerate(images):
         x = _MARGIN + index % columns * (width + _MARGIN)
         y = _MARGIN + index // columns * (height + _CAPTION + _MARGIN)
-        tile = Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
+        tile = Image.fromarray(pixels).resize((width, height), resampling)
         sheet.paste(tile, (x, y))
         pen.rectangle((x - 1, y - 1, x + width, y + height), outline=(200, 200, 200))
         score = gallery.scores[index]
@@ -56,7 +60,7 @@ def draw_grid(gallery: Gallery, *, columns: int, count: int, scale: int) -> Imag
 
 def save_grid(gallery: Gallery, path: Path) -> None:
     """The grid of the report: 16 held-out images."""
-    draw_grid(gallery, columns=4, count=16, scale=4).save(path, optimize=True)
+    draw_grid(gallery, columns=4, count=16, width=_wide(gallery, 128, 256)).save(path, optimize=True)
 
 
 def data_uri(image: Image.Image) -> str:
@@ -78,7 +82,7 @@ async def iteration_artifacts(run: str, report: IterationReport, metrics: Mappin
 async def image_artifact(run: str, gallery: Gallery, description: str) -> None:
     """A small grid inside the artifact itself: the page shows it without a file server."""
     await acreate_image_artifact(
-        data_uri(draw_grid(gallery, columns=8, count=32, scale=2)),
+        data_uri(draw_grid(gallery, columns=8, count=32, width=_wide(gallery, 64, 112))),
         key=artifact_key(run, "images"),
         description=description,
     )
@@ -125,6 +129,11 @@ async def tracking_artifact(run: str, mlflow_run_id: str, command: str, report: 
 def artifact_key(run: str, what: str) -> str:
     """Prefect's keys allow lower-case letters, digits and dashes only."""
     return re.sub(r"[^a-z0-9]+", "-", f"{run}-{what}".lower()).strip("-")
+
+
+def _wide(gallery: Gallery, small: int, large: int) -> int:
+    """How wide to draw: photographs need more room than the embedded model's digits."""
+    return large if gallery.images.shape[2] >= large else small
 
 
 def _caption(prompt: str) -> str:

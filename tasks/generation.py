@@ -8,10 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from spotlight_core.executor.coordinator import Submission
-from spotlight_core.types import GenerationRequest
+from spotlight_core.rewards.scored import Scored
+from spotlight_core.types import GenerationRequest, PromptRow
 
 Arrays = dict[str, np.ndarray]
-Score = Callable[[np.ndarray, Sequence[str]], "Future[list[float]]"]
+Score = Callable[[np.ndarray, Sequence[PromptRow]], "Future[Scored]"]
 
 
 class Results(Protocol):
@@ -40,7 +41,7 @@ class Generation:
         self._results = results
         self._scorers = scorers
         self._keep = keep
-        self._scores: dict[str, dict[str, asyncio.Future[list[float]]]] = {name: {} for name in scorers}
+        self._scores: dict[str, dict[str, asyncio.Future[Scored]]] = {name: {} for name in scorers}
 
     async def collect(self, *, allow_cancelled: bool = False) -> None:
         """Until every request is done; hands each result to the scorers at once.
@@ -50,16 +51,29 @@ class Generation:
         """
         async for request, ref in self._submission.results(allow_cancelled):
             arrays = self._results.take(ref)
-            prompts = [prompt.text for prompt in request.row_prompts]
             for name, score in self._scorers.items():
                 # The request is the scorer's batch: a batch of another make-up may differ in the last bits.
-                self._scores[name][request.id] = asyncio.wrap_future(score(arrays["images"], prompts))
+                self._scores[name][request.id] = asyncio.wrap_future(
+                    score(arrays["images"], request.row_prompts)
+                )
             self.arrays[request.id] = {key: value for key, value in arrays.items() if key in self._keep}
 
     async def scores(self, name: str = "score") -> dict[str, list[float]]:
         """Rewards by request id, of what was collected, in the order of submission."""
         futures = self._scores[name]
-        return {request.id: await futures[request.id] for request in self.requests if request.id in futures}
+        return {
+            request.id: list((await futures[request.id]).scores)
+            for request in self.requests
+            if request.id in futures
+        }
+
+    def parts(self) -> dict[str, dict[str, list[float]]]:
+        """The scores of each of several rewards, by name and request id; ``scores`` must have returned."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for request_id, future in self._scores["score"].items():
+            for name, scores in future.result().parts.items():
+                found.setdefault(name, {})[request_id] = list(scores)
+        return found
 
     @property
     def unfinished(self) -> tuple[str, ...]:

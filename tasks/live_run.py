@@ -61,11 +61,13 @@ class LiveRun:
     @contextlib.asynccontextmanager
     async def tracked(self) -> AsyncIterator[None]:
         """The MLflow run around the loop; its end says how the loop ended."""
-        facts = self.folder.facts()
+        resume_id = self.folder.facts().get("mlflow_run_id")
+        if resume_id is None and self._checkpoint is not None:
+            resume_id = self._checkpoint.saved.mlflow_run_id
         tags = {"prefect_flow_run_id": str(runtime.flow_run.id), "recipe": self.config.name}
         tags |= {"epoch": str(self.plant.epoch), "cpu_capability": cpu_capability()}
         self._tracked = await asyncio.to_thread(
-            TrackedRun.open, self.config, self.folder, resume_id=facts.get("mlflow_run_id"), tags=tags
+            TrackedRun.open, self.config, self.folder, resume_id=resume_id, tags=tags
         )
         self.folder.note(
             mlflow_run_id=self._tracked.run_id,
@@ -158,7 +160,8 @@ class LiveRun:
 
     async def _restore(self, checkpoint: checkpoints.Checkpoint) -> RunState:
         self.plant.display.stage(f"resuming at iteration {checkpoint.state.iteration + 1}")
-        self.plant.trainer.load_state_tensors(checkpoint.tensors)
+        await asyncio.to_thread(self.plant.trainer.load, checkpoint.trainer)
+        self.plant.planner.explorer.load_state_dict(checkpoint.saved.planner)
         policy = await self.phases.publish_now(checkpoint.state.policy.number)
         if policy != checkpoint.state.policy:
             saved = checkpoint.state.policy.digest
@@ -199,8 +202,10 @@ class LiveRun:
             append_record(
                 self.folder.scores, {"iteration": record["iteration"], "scores": self.phases.scores}
             )
-        checkpoints.save(self.folder, state, self.plant.trainer.state_tensors())
         assert self._tracked is not None
+        planner = self.plant.planner.explorer.state_dict()
+        saved = checkpoints.saved(self.config, state, planner=planner, mlflow_run_id=self._tracked.run_id)
+        checkpoints.save(self.folder, saved, self.plant.trainer.save)
         self._tracked.log_iteration(record)
         self._prune(state)
 
@@ -212,10 +217,11 @@ class LiveRun:
         self.plant.prune_weights(rollout=numbers, evaluated=evaluated[-1:])
 
     def _conclude(self) -> None:
-        tensors = self.plant.trainer.state_tensors()
-        # Raw and EMA weights: equal hashes of two runs say that they trained the same policy.
+        trainer = self.plant.trainer
+        both = {"raw": trainer.trained_weights(), "ema": trainer.ema_weights()}
+        # Equal hashes of two runs say that they trained the same policy.
         self.weights_digest = weights_digest(
-            {name: tensor for name, tensor in tensors.items() if name.startswith(("raw.", "ema."))}
+            {f"{kind}.{name}": tensor for kind, part in both.items() for name, tensor in part.items()}
         )
         self.plant.close_fleet()
         assert self._tracked is not None

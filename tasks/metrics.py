@@ -41,6 +41,15 @@ def exploration_metrics(
     return metrics
 
 
+def part_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Mean score of each of several rewards over the batch; empty for one reward."""
+    names = dict.fromkeys(name for group in groups for name in group.parts)
+    return {
+        f"reward/{name}": float(np.mean([score for group in groups for score in group.parts[name]]))
+        for name in names
+    }
+
+
 def cost_metrics(ledger: CostLedger, now: float) -> dict[str, float]:
     """Dollars, GPU-hours and preemptions since the run began, up to ``now``."""
     hours = ledger.gpu_hours(now)

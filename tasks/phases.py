@@ -26,21 +26,22 @@ from spotlight_core.types import (
     Evaluation,
     GenerationRequest,
     PolicyVersion,
+    PromptRow,
     RunState,
     SeedScore,
     TrajectoryGroup,
     VersionLabel,
 )
 from tasks.generation import Arrays, Generation, Results
-from tasks.metrics import exploration_metrics
+from tasks.metrics import exploration_metrics, part_metrics
 
 if TYPE_CHECKING:
-    from spotlight_core.learning.trainer import PolicyTrainer
+    from spotlight_core.learning.ranks import Trainer
     from spotlight_core.rewards.scorer import ScorerPool
     from spotlight_core.weights.store import WeightStore
 
 T = TypeVar("T")
-TRAINED = ("x0", "x_TBSC", "logp_TB")
+TRAINED = ("x0", "x_TBSC", "logp_TB", "mean_TBSC")
 
 
 class PhaseListener(Protocol):
@@ -69,6 +70,12 @@ class Gallery:
     prompts: tuple[str, ...]
     scores: tuple[float, ...]
 
+    @classmethod
+    def of(cls, images: np.ndarray, prompts: Sequence[str], scores: Sequence[float]) -> "Gallery":
+        """Of images, or of videos ``[B, F, H, W, 3]``, which show their middle frame."""
+        stills = images if images.ndim == 4 else images[:, images.shape[1] // 2]
+        return cls(images=stills, prompts=tuple(prompts), scores=tuple(scores))
+
 
 class LivePhases:
     """``spotlight_core.iteration.Phases`` on a real fleet."""
@@ -80,10 +87,10 @@ class LivePhases:
         coordinator: Coordinator,
         results: Results,
         scorer: "ScorerPool",
-        trainer: "PolicyTrainer",
+        trainer: "Trainer",
         store: "WeightStore",
         fleet: PhaseListener,
-        held_out: Sequence[str],
+        held_out: Sequence[PromptRow],
         clock: Clock,
     ) -> None:
         self._planner = planner
@@ -133,15 +140,16 @@ class LivePhases:
             await rollout.collecting
             scores = await rollout.scores()
             self.scores |= scores
-            groups = trajectory_groups(self._batch, rollout.requests, scores)
+            groups = trajectory_groups(self._batch, rollout.requests, scores, rollout.parts())
             if self._scorer.seconds_per_image is not None:
                 self.measured["seconds/score_per_image"] = self._scorer.seconds_per_image
             self.measured |= exploration_metrics(self._batch, rollout.requests, groups, scores)
             self._arrays = {group.request_id: rollout.arrays[group.request_id] for group in groups}
-            self.gallery = Gallery(
-                images=np.concatenate([self._arrays[group.request_id]["images"] for group in groups]),
-                prompts=tuple(group.prompt.text for group in groups for _ in group.seeds),
-                scores=tuple(reward for group in groups for reward in group.rewards),
+            self.measured |= part_metrics(groups)
+            self.gallery = Gallery.of(
+                np.concatenate([self._arrays[group.request_id]["images"] for group in groups]),
+                [group.prompt.text for group in groups for _ in group.seeds],
+                [reward for group in groups for reward in group.rewards],
             )
             return groups
 
@@ -192,12 +200,14 @@ class LivePhases:
                 loop.call_later(seconds, self._end_exploration, self._exploration)
 
     async def _updates(self, groups: tuple[TrajectoryGroup, ...]) -> Mapping[str, float]:
-        from spotlight_core.learning.trainer import TrainingGroup
+        from spotlight_core.learning.updates import TrainingGroup
 
         training = [
             TrainingGroup(
                 prompt=group.prompt.text,
                 rewards=np.asarray(group.rewards),
+                parts={name: np.asarray(scores) for name, scores in group.parts.items()},
+                sde_steps=group.sde_steps,
                 arrays={k: v for k, v in self._arrays[group.request_id].items() if k in TRAINED},
             )
             for group in groups
@@ -261,7 +271,7 @@ class LivePhases:
         scores = [score for part in (await generation.scores()).values() for score in part]
         held_out = [score for part in (await generation.scores("held_out")).values() for score in part]
         prompts = [prompt.text for request in generation.requests for prompt in request.row_prompts]
-        self.gallery = Gallery(images=pixels, prompts=tuple(prompts), scores=tuple(scores))
+        self.gallery = Gallery.of(pixels, prompts, scores)
         return Evaluation(
             policy=policy,
             images=len(scores),

@@ -17,8 +17,8 @@ from typing import TypeVar
 from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
+from spotlight_core.data.requirements import row_checks
 from spotlight_core.data.sampler import GroupSampler
-from spotlight_core.diffusion.models import build_model
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Command, Event, Lost, NodeJoined
 from spotlight_core.executor.cluster import RayCluster
@@ -28,7 +28,7 @@ from spotlight_core.executor.inbox import Clock, Inbox
 from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
-from spotlight_core.learning.trainer import PolicyTrainer
+from spotlight_core.learning.ranks import Trainer, TrainerRanks, build_trainer
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.traces import read_trace
@@ -106,7 +106,7 @@ class Plant:
         self.epoch = 0
         self.planner: BatchPlanner
         self.ledger: LiveLedger
-        self.trainer: PolicyTrainer
+        self.trainer: Trainer
         self.phases: LivePhases
 
     def start(self) -> checkpoints.Checkpoint | None:
@@ -118,21 +118,25 @@ class Plant:
         self.display.stage("starting Prefect, Ray and the scorer")
         sweep(self.folder)
         checkpoint = checkpoints.latest(self.folder)
-        begin = checkpoint.state.iteration if checkpoint else -1
+        begin = -1
+        if checkpoint:
+            begin = checkpoint.state.iteration
+            checkpoints.check_fits(checkpoint.saved, self.config)
         for problem in checkpoint.damaged if checkpoint else ():
             self.display.stage(f"note: {problem}: using checkpoint {begin}")
         checkpoints.rewind(self.folder, begin)
         self.epoch = last_position(self.folder)[0] + 1
         self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
         fleet = self._assemble()
-        self._together(
-            {
-                "Prefect": self._prefect.start,
-                "fleet": fleet.start,
-                "scorer": self._scorer.check,
-                "MLflow": lambda: tracking.prepare(self.folder.runs),
-            }
-        )
+        starts: dict[str, Callable[[], object]] = {
+            "Prefect": self._prefect.start,
+            "fleet": fleet.start,
+            "scorer": self._scorer.check,
+            "MLflow": lambda: tracking.prepare(self.folder.runs),
+        }
+        if isinstance(self.trainer, TrainerRanks):
+            starts["trainer"] = self.trainer.check
+        self._together(starts)
         return checkpoint
 
     def close_fleet(self) -> None:
@@ -176,10 +180,10 @@ class Plant:
     def _assemble(self) -> LiveFleet:
         """Make the parts; what takes long of them is left to ``_together``."""
         config, folder = self.config, self.folder
-        prompts = config.data.prompts
+        prompts, checks = config.data.prompts, row_checks(config)
         self.planner = BatchPlanner(
             config=config,
-            sampler=GroupSampler(prompts=read_prompts(prompts / "train.txt"), rng_seed=config.rng_seed),
+            sampler=GroupSampler(prompts=read_prompts(prompts, "train", checks), rng_seed=config.rng_seed),
         )
         self._scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
         self._closers.append(self._scorer.close)
@@ -199,7 +203,8 @@ class Plant:
         self._fleet_open = True
         self._closers.append(self.close_fleet)
         self._weights = WeightStore(folder.weights)
-        self.trainer = PolicyTrainer(build_model(config.model), config)
+        self.trainer = build_trainer(config)
+        self._closers.append(self.trainer.close)
         self.phases = LivePhases(
             planner=self.planner,
             coordinator=self._coordinator,
@@ -208,7 +213,7 @@ class Plant:
             trainer=self.trainer,
             store=self._weights,
             fleet=self._fleet,
-            held_out=read_prompts(prompts / "test.txt"),
+            held_out=read_prompts(prompts, "test", checks),
             clock=self.clock,
         )
         return self._fleet

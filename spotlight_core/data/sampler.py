@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotlight_core.philox import named_generator
-from spotlight_core.types import Prompt
+from spotlight_core.types import Prompt, PromptRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class GroupSampler:
     Every batch has exactly ``count`` prompts, also across the end of a pass.
     """
 
-    prompts: Sequence[str]
+    prompts: Sequence[PromptRow]
     rng_seed: int
 
     def batch(self, position: int, count: int) -> tuple[Prompt, ...]:
@@ -24,4 +24,5 @@ class GroupSampler:
     def _occurrence(self, index: int) -> Prompt:
         shuffle, offset = divmod(index, len(self.prompts))
         order = named_generator("prompts", self.rng_seed, shuffle).permutation(len(self.prompts))
-        return Prompt(occurrence=f"p{index}", text=self.prompts[int(order[offset])])
+        row = self.prompts[int(order[offset])]
+        return Prompt(occurrence=f"p{index}", text=row.text, metadata=row.metadata)

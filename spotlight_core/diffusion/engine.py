@@ -4,7 +4,8 @@ A request stopped at step n and resumed from its state, here or on another node,
 what an uninterrupted one gives: the state holds fp32 latents, the last velocity (a reused step may
 come next) and the window recorded so far; noise is a function of names.
 
-Shape legend: B batch (seeds of the request), S sequence, C channel, T trained denoise steps.
+Shape legend: B batch (seeds of the request), S sequence, C channel, T trained denoise steps,
+F frames.
 """
 
 import hashlib
@@ -16,9 +17,11 @@ import safetensors.numpy
 import torch
 
 from spotlight_core.config import SamplerConfig
-from spotlight_core.diffusion.model import DiffusionModel
+from spotlight_core.diffusion.model import DiffusionModel, TextEmbeddings
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
-from spotlight_core.diffusion.samplers import Sampler, build_sampler, ode_like
+from spotlight_core.diffusion.samplers import Sampler, build_sampler
+from spotlight_core.diffusion.samplers.ode import OdeSampler
+from spotlight_core.diffusion.samplers.sde import SdeSampler
 from spotlight_core.errors import BadInputError
 from spotlight_core.types import Fidelity, GenerationRequest
 
@@ -40,7 +43,8 @@ class Generated:
 
     ``arrays``: ``images`` uint8 ``[B, height, width, 3]`` and ``x0`` fp32 ``[B, S, C]``; where SDE
     steps were recorded also ``x_TBSC`` fp32 ``[T + 1, B, S, C]`` (latents before each trained step,
-    and after the last) and ``logp_TB`` fp32 ``[T, B]``.
+    and after the last), ``logp_TB`` fp32 ``[T, B]`` and, where asked for, ``mean_TBSC`` ``[T, B, S, C]``.
+    ``images`` of a video model are ``[B, F, height, width, 3]``.
     """
 
     arrays: Arrays
@@ -54,6 +58,7 @@ class _Trajectory:
     v_BSC: torch.Tensor | None = None
     window: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray] = field(default_factory=list)
+    means: list[np.ndarray] = field(default_factory=list)
 
     def state(self) -> Arrays:
         arrays = {"x_BSC": self.x_BSC.numpy()}
@@ -64,7 +69,8 @@ class _Trajectory:
     def recorded(self) -> Arrays:
         if not self.log_probs:
             return {}
-        return {"x_TBSC": np.stack(self.window), "logp_TB": np.stack(self.log_probs)}
+        arrays = {"x_TBSC": np.stack(self.window), "logp_TB": np.stack(self.log_probs)}
+        return arrays | ({"mean_TBSC": np.stack(self.means)} if self.means else {})
 
     @classmethod
     def restored(cls, state: Arrays) -> "_Trajectory":
@@ -75,16 +81,21 @@ class _Trajectory:
             v_BSC=None if velocity is None else torch.from_numpy(np.array(velocity)),
             window=[np.array(x) for x in state.get("x_TBSC", ())],
             log_probs=[np.array(log_prob) for log_prob in state.get("logp_TB", ())],
+            means=[np.array(mean) for mean in state.get("mean_TBSC", ())],
         )
 
 
 class DenoiseEngine:
     """Runs generation requests on one model, under the recipe's sampler."""
 
-    def __init__(self, model: DiffusionModel, sampler: SamplerConfig, rng_seed: int) -> None:
+    def __init__(
+        self, model: DiffusionModel, sampler: SamplerConfig, rng_seed: int, *, record_means: bool = False
+    ) -> None:
+        """``record_means`` also keeps the mean of each SDE step, for a loss that regulates by it."""
         self.model = model
         self._config = sampler
         self._rng_seed = rng_seed
+        self._record_means = record_means
 
     def generate(
         self,
@@ -101,7 +112,7 @@ class DenoiseEngine:
         without stopping, for periodic commits.
 
         Raises:
-            BadInputError: a fidelity that cannot be denoised (step 0 reused, steps out of range, a
+            BadInputError: a fidelity that cannot be denoised (step 0 reused, SDE steps out of range, a
                 stochastic preview over another number of steps than the rollout's).
             ValueError: a start step without its state, or the reverse.
         """
@@ -123,18 +134,28 @@ class DenoiseEngine:
         return Generated(arrays={"images": images, "x0": trajectory.x_BSC.numpy()} | trajectory.recorded())
 
     def sampler_for(self, fidelity: Fidelity) -> Sampler:
-        """The recipe's sampler for a stochastic fidelity at its own steps, an ODE otherwise."""
+        """The recipe's sampler where there are SDE steps, else the ODE over the same kind of schedule.
+
+        Raises:
+            BadInputError: a fidelity that cannot be denoised.
+        """
         _check_reuse(fidelity)
-        same_steps = fidelity.denoise_steps == self._config.denoise_steps
-        if fidelity.stochastic and same_steps:
-            return build_sampler(self._config)
-        if fidelity.stochastic and self._config.type != "ode":
+        sigmas = self.model.sigmas(fidelity.denoise_steps, self._config.shift)
+        if fidelity.sde_steps is None:
+            return OdeSampler(sigmas)
+        first, end = fidelity.sde_steps
+        if fidelity.denoise_steps != self._config.denoise_steps:
             raise BadInputError(
                 f"a stochastic trajectory of {fidelity.denoise_steps} denoise steps shares no noise with the "
                 f"rollout's {self._config.denoise_steps}",
                 "keep the rollout's denoise_steps and lower effective_steps instead",
             )
-        return ode_like(self._config, fidelity.denoise_steps)
+        if not 0 <= first < end < fidelity.denoise_steps:
+            raise BadInputError(
+                f"SDE steps [{first}, {end}) are not inside [0, {fidelity.denoise_steps - 1})",
+                "the last denoise step is always an ODE step",
+            )
+        return build_sampler(self._config, sigmas)
 
     def _start(self, request: GenerationRequest) -> _Trajectory:
         return _Trajectory(x_BSC=self._noise(request, INITIAL_NOISE))
@@ -154,14 +175,15 @@ class DenoiseEngine:
         request: GenerationRequest,
         sampler: Sampler,
         trajectory: _Trajectory,
-        text: torch.Tensor,
+        text: TextEmbeddings,
         denoise_step: int,
     ) -> None:
         """One denoise step, in place on ``trajectory``."""
         if trajectory.v_BSC is None or denoise_step not in request.fidelity.reused_steps:
             sigma_B = torch.full((len(request.seeds),), float(sampler.sigmas[denoise_step]))
-            trajectory.v_BSC = self.model.velocity(trajectory.x_BSC, sigma_B, text).float()
-        noise = self._noise(request, denoise_step) if sampler.needs_noise(denoise_step) else None
+            trajectory.v_BSC = self.model.velocity(trajectory.x_BSC, sigma_B, text)
+        first, end = request.fidelity.sde_steps or (0, 0)
+        noise = self._noise(request, denoise_step) if first <= denoise_step < end else None
         x_BSC = trajectory.x_BSC
         x_next_BSC, log_prob_B = sampler.step(x_BSC, trajectory.v_BSC, denoise_step, noise)
         if log_prob_B is not None:
@@ -169,6 +191,9 @@ class DenoiseEngine:
                 trajectory.window.append(x_BSC.numpy())
             trajectory.window.append(x_next_BSC.numpy())
             trajectory.log_probs.append(log_prob_B.numpy())
+            if self._record_means and isinstance(sampler, SdeSampler):
+                steps_B = torch.full((len(x_BSC),), denoise_step)
+                trajectory.means.append(sampler.mean(x_BSC, trajectory.v_BSC, steps_B).numpy())
         trajectory.x_BSC = x_next_BSC
 
 

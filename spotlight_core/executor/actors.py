@@ -135,7 +135,12 @@ class DenoiseActor:
         from spotlight_core.weights.store import WeightStore
 
         torch.set_num_threads(config.services.torch_threads)
-        self._engine = DenoiseEngine(build_model(config.model), config.sampler, config.rng_seed)
+        self._engine = DenoiseEngine(
+            build_model(config.model, "rollout"),
+            config.sampler,
+            config.rng_seed,
+            record_means=config.loss.type == "grpo_guard",
+        )
         self._weights = WeightStore(setup.weights)
         self._commit_every = config.fleet.commit_every_steps
         self._watcher = ReplayWatcher(setup.points, config.fleet.grace_seconds)
@@ -187,11 +192,21 @@ class DenoiseActor:
     # -- on the denoise thread ------------------------------------------------------------------------
 
     def _load(self, policy: PolicyVersion) -> str:
+        import torch
+
+        from spotlight_core.diffusion.policy import load_policy_weights, policy_weights
         from spotlight_core.weights.digest import weights_digest
 
         transformer = self._engine.model.transformer
-        transformer.load_state_dict(self._weights.load(policy), strict=True)
-        return weights_digest(transformer.state_dict())
+        weights = self._weights.load(policy)
+        load_policy_weights(transformer, weights)
+        held = policy_weights(transformer)
+        # In the precision of the rollout, which may have fewer bits than what was published.
+        confirmed = {
+            name: weights[name] if torch.equal(tensor.cpu(), weights[name].to(tensor.dtype)) else tensor
+            for name, tensor in held.items()
+        }
+        return weights_digest(confirmed)
 
     def _denoise(self, start: Start, payload: bytes | None, emit: Callable[[Message], None]) -> None:
         from spotlight_core.diffusion.engine import Arrays, Paused, arrays_digest, from_bytes, to_bytes

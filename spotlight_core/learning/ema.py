@@ -26,8 +26,3 @@ class WeightAverage:
         decay = self.decay(t)
         for name, average in self.weights.items():
             average.mul_(decay).add_(weights[name].detach(), alpha=1.0 - decay)
-
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the averages, in place."""
-        for name, average in self.weights.items():
-            average.copy_(weights[name])

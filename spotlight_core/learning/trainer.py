@@ -1,81 +1,91 @@
 """The policy trainer: one iteration's groups in, updated weights and metrics out.
 
-Bits depend on the recipe, the groups in their order, and the thread count; never on arrival order,
-wall time or a global generator.  Every draw comes from a generator named by run seed, iteration,
-update and chunk, so an interrupted and resumed run ends bit-identical.
+Bits depend on the recipe, the groups in their order, the thread count and the number of ranks; never on
+arrival order, wall time or a global generator.  Every draw comes from a generator named by run seed,
+iteration, update and chunk, so an interrupted and resumed run ends bit-identical.
 
-Shape legend: B batch, S sequence, C channel, K trajectories of a group, T trained denoise steps.
+With several ranks each has a trainer of its own over its shards of the weights, all are given the same
+groups, and every method is called on all of them.  Chunk i of an update is rank i's, modulo their
+number; all that is decided from losses is decided from the losses of all chunks in order.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from spotlight_core.config import FlowSdeConfig, GrpoConfig, RunConfig
-from spotlight_core.diffusion.engine import Arrays
+from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.model import DiffusionModel
-from spotlight_core.diffusion.samplers import build_flow_sde, build_sampler
+from spotlight_core.diffusion.policy import policy_parameters, policy_weights
 from spotlight_core.errors import BadInputError, TrainingError
-from spotlight_core.learning.advantage import group_advantages, has_variance
+from spotlight_core.learning.advantage import has_variance
 from spotlight_core.learning.ema import WeightAverage
-from spotlight_core.learning.losses.base import Loss, TrainingChunk
-from spotlight_core.learning.losses.grpo import GrpoLoss
-from spotlight_core.learning.losses.nft import NftLoss
+from spotlight_core.learning.losses import build_loss
+from spotlight_core.learning.losses.base import APPROXIMATE_KL, RATIO_DEVIATION, TrainingChunk
+from spotlight_core.learning.sharding import Ranks, local
+from spotlight_core.learning.trainer_state import load_tensors, save_tensors, stored_tensors
+from spotlight_core.learning.updates import TrainingGroup, Update, chunks, split
 from spotlight_core.philox import named_generator
 
+LOG = logging.getLogger(__name__)
 MAX_NON_FINITE_IN_A_ROW = 3
-_WORST = ("train/ratio_max_deviation",)  # metrics whose largest value counts, not the mean
+LOSS = "train/loss"
+RECOMPUTED = "train/old_log_probs_recomputed"
+STATE = ("exp_avg", "exp_avg_sq")  # AdamW's moments of a parameter
+Seen = dict[str, list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingGroup:
-    """The K trajectories of one prompt occurrence, as rolled out.
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """A chunk of this rank; ``share`` is its part of the update's mean.
 
-    ``rewards`` ``[K]``; ``arrays`` as in ``Generated`` with rows in the same order: ``x0``
-    ``[K, S, C]`` and, for losses with log-probabilities, ``x_TBSC`` ``[T + 1, K, S, C]`` and
-    ``logp_TB`` ``[T, K]``.
+    A rank without a chunk left repeats one with a share of 0, since the others' collectives need it.
     """
 
-    prompt: str
-    rewards: np.ndarray
-    arrays: Arrays
+    number: int
+    chunk: TrainingChunk
+    share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """The groups of one optimizer step; ``samples`` counts the constant groups too."""
+@dataclass(slots=True, kw_only=True)
+class _Iteration:
+    """The updates of an iteration as this rank sees them, and what all of them measured so far."""
 
     number: int
-    groups: tuple[tuple[TrainingGroup, np.ndarray], ...]
-    samples: int
-
-
-def build_loss(model: DiffusionModel, config: RunConfig) -> Loss:
-    """The recipe's loss; BadInputError for a pair with the sampler that has no log-probabilities."""
-    if not isinstance(config.loss, GrpoConfig):
-        sigmas = build_sampler(config.sampler).sigmas
-        return NftLoss(model, config.loss, sigmas, config.advantage.clip)
-    if not isinstance(config.sampler, FlowSdeConfig):
-        raise BadInputError("loss grpo needs log-probabilities", "set sampler.type = 'flow_sde'")
-    return GrpoLoss(model, config.loss, build_flow_sde(config.sampler))
+    updates: list[Update]
+    passes: list[list[_Pass]]
+    chunks: list[int]
+    seen: Seen = field(default_factory=lambda: defaultdict(list))
+    on_policy: bool = True
+    recomputed: bool = False
 
 
 class PolicyTrainer:
-    """Owns the trained policy (``model.transformer``), its EMA, the loss's own policies and the optimizer."""
+    """Owns the trained policy, its EMA, the loss's own policies and the optimizer."""
 
-    def __init__(self, model: DiffusionModel, config: RunConfig) -> None:
-        """``model`` is trained in place and must not be shared with a rollout."""
+    def __init__(self, model: DiffusionModel, config: RunConfig, ranks: Ranks | None = None) -> None:
+        """``model`` is trained in place and must not be shared with a rollout.
+
+        Raises:
+            BadInputError: the model is not on the recipe's device.
+        """
         self.model = model
+        self.ranks = ranks or Ranks()
         self._config = config
-        self._loss = build_loss(model, config)
+        self._device = _device(model, config.trainer.device)
+        sigmas = model.sigmas(config.sampler.denoise_steps, config.sampler.shift)
+        self._loss = build_loss(model, config, sigmas)
+        self.ranks.shard([model.transformer, *self._loss.copies()])
         self.rollout_label: Literal["old", "current"] = self._loss.rollout_label
-        self._ema = WeightAverage(model.transformer.state_dict(), config.ema)
-        self._parameters = dict(model.transformer.named_parameters())
+        self._parameters = policy_parameters(model.transformer)
+        self._count = sum(parameter.numel() for parameter in self._parameters.values())
+        self._ema = WeightAverage(self._weights(), config.ema)
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
             list(self._parameters.values()),
@@ -90,163 +100,230 @@ class PolicyTrainer:
     # -- training -----------------------------------------------------------------------------------
 
     def train(self, groups: Sequence[TrainingGroup], iteration: int) -> dict[str, float]:
-        """One iteration's updates; returns ``train/*`` metrics.
+        """One iteration's updates; returns ``train/*`` metrics, the same on every rank.
 
         Raises:
-            TrainingError: three non-finite updates in a row, or a first ratio that is not 1.
+            TrainingError: three non-finite updates in a row.
         """
         torch.set_num_threads(self._config.services.torch_threads)
-        seen: dict[str, list[float]] = defaultdict(list)
-        on_policy = True
-        for update in self._split(groups, iteration):
-            stepped = self._update(update, iteration, seen, on_policy=on_policy)
-            on_policy = on_policy and not stepped
-        self._loss.end_iteration(self.model.transformer.state_dict(), self.optimizer_steps)
-        return _summary(groups, seen)
+        work = self._shared_out(split(groups, self._config, iteration), iteration)
+        for update in work.updates:
+            if not work.passes[update.number]:
+                # AdamW would still apply momentum and weight decay to a gradient of zero.
+                work.seen["train/skipped_updates"].append(1.0)
+                continue
+            self._update(update, work)
+            if self._past_ceiling(work):
+                break
+        self._loss.end_iteration(self._weights(), self.optimizer_steps)
+        return _summary(groups, work.seen)
 
-    def _split(self, groups: Sequence[TrainingGroup], iteration: int) -> list[_Update]:
-        """Whole groups, shuffled by name, in ``updates_per_iteration`` nearly equal parts."""
-        advantages = group_advantages([group.rewards for group in groups], self._config.advantage)
-        order = named_generator("groups", self._config.rng_seed, iteration).permutation(len(groups))
-        parts = np.array_split(order, min(self._config.optimizer.updates_per_iteration, len(groups)))
-        return [
-            _Update(
-                number=number,
-                groups=tuple((groups[i], advantages[i]) for i in part if has_variance(groups[i].rewards)),
-                samples=sum(len(groups[i].rewards) for i in part),
-            )
-            for number, part in enumerate(parts)
-        ]
+    def _shared_out(self, updates: list[Update], iteration: int) -> _Iteration:
+        """This rank's passes of each update: as many as every other rank's."""
+        size, ranks = self._config.optimizer.samples_per_forward, self.ranks
+        passes, counts = [], []
+        for update in updates:
+            cut = chunks(update, size, self._device) if update.groups else []
+            mine = [
+                _Pass(number=number, chunk=chunk, share=len(chunk.prompts) / update.samples)
+                for number, chunk in enumerate(cut)
+                if number % ranks.size == ranks.rank
+            ]
+            if len(mine) < math.ceil(len(cut) / ranks.size):
+                mine.append(_Pass(number=0, chunk=cut[0], share=0.0))
+            passes.append(mine)
+            counts.append(len(cut))
+        return _Iteration(number=iteration, updates=updates, passes=passes, chunks=counts)
 
-    def _update(
-        self, update: _Update, iteration: int, seen: dict[str, list[float]], *, on_policy: bool
-    ) -> bool:
-        """One optimizer step; False when it was skipped."""
-        if not update.groups:
-            # AdamW would still apply momentum and weight decay to a gradient of zero.
-            seen["train/skipped_updates"].append(1.0)
-            return False
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(update, iteration, seen, on_policy=on_policy)
-        limit = self._config.optimizer.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit).item()
+    def _update(self, update: Update, work: _Iteration) -> None:
+        """One optimizer step, or a non-finite one skipped."""
+        check = work.on_policy and self._loss.needs_log_probs and not work.recomputed
+        if check and self._config.model.rollout_dtype != self._config.model.training_dtype:
+            self._recompute_anchors(work)
+        found = self._backward(update, work)
+        if check and not work.recomputed:
+            deviation = max(found[RATIO_DEVIATION])
+            work.seen[RATIO_DEVIATION].append(deviation)
+            if not deviation <= self._loss.ratio_tolerance:
+                self._recompute_anchors(work)
+                found = self._backward(update, work)
+        found.pop(RATIO_DEVIATION, None)
+        loss, norm = sum(found[LOSS]), self._clipped_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._skip_non_finite(iteration, loss, norm)
-            seen["train/non_finite_updates"].append(1.0)
-            return False
-        self._non_finite_in_a_row = 0
+            self._skip_non_finite(work, loss, norm)
+            return
+        work.on_policy = False
+        measured = {name: float(np.mean(values)) for name, values in found.items()}
+        measured |= {LOSS: loss, "train/grad_norm": norm, "train/grad_rms": norm / math.sqrt(self._count)}
+        measured["train/lr"] = self._step()
+        for name, value in measured.items():
+            work.seen[name].append(value)
+
+    def _backward(self, update: Update, work: _Iteration) -> Seen:
+        """Accumulate the gradients of the update's mean loss; returns what each part of each chunk
+        measured, in the order of chunks, with its share of the loss among it."""
+        self._optimizer.zero_grad(set_to_none=True)
+        rows: list[list[dict[str, float]]] = []
+        for turn in work.passes[update.number]:
+            names = (self._config.rng_seed, work.number, update.number, turn.number)
+            rows.append([])
+            for part in self._loss.parts(self.model, turn.chunk, named_generator("train", *names)):
+                weighted = part.loss * (turn.share * part.weight)
+                weighted.backward()
+                rows[-1].append({LOSS: weighted.item(), **part.metrics})
+        names_of = sorted(rows[0][0])
+        mine = torch.tensor(
+            [[[part[name] for name in names_of] for part in parts] for parts in rows], dtype=torch.float64
+        )
+        # [ranks, passes, parts, names]: pass p of rank r was chunk p * ranks + r.
+        table = self.ranks.gather(mine).transpose(0, 1).flatten(0, 1)[: work.chunks[update.number]]
+        columns = table.flatten(0, 1).T.tolist()
+        return dict(zip(names_of, columns, strict=True))
+
+    def _clipped_norm(self) -> float:
+        """The gradients' norm before they were clipped to ``max_grad_norm``."""
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        norm = self.ranks.norm(gradients)
+        # As torch's own clip_grad_norm_, which would take a collective for every gradient.
+        scale = torch.clamp(self._config.optimizer.max_grad_norm / (norm + 1e-6), max=1.0)
+        for gradient in gradients:
+            local(gradient).mul_(scale.to(gradient.device))
+        return norm.item()
+
+    def _step(self) -> float:
+        """Move the weights and their average; the learning rate, which rises linearly over the warm-up."""
+        optimizer = self._config.optimizer
+        lr = optimizer.lr * min((self.optimizer_steps + 1) / max(optimizer.warmup_steps, 1), 1.0)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
         self._optimizer.step()
-        self._ema.update(self.model.transformer.state_dict(), self.optimizer_steps)
+        self._non_finite_in_a_row = 0
+        self._ema.update(self._weights(), self.optimizer_steps)
         self.optimizer_steps += 1
-        count = sum(parameter.numel() for parameter in self._parameters.values())
-        seen["train/loss"].append(loss)
-        seen["train/grad_norm"].append(norm)
-        seen["train/grad_rms"].append(norm / math.sqrt(count))
+        return lr
+
+    def _recompute_anchors(self, work: _Iteration) -> None:
+        """Put the trainer's own old log-probabilities in the place of the rollout's, in all updates.
+
+        Rollout and training disagree in precision, batch shape or hardware; ratios that do not begin at
+        1 would train on that difference.
+        """
+        largest = 0.0
+        for turn in (turn for passes in work.passes for turn in passes):
+            arrays, anchors = turn.chunk.arrays, self._loss.anchors(self.model, turn.chunk)
+            difference_BT = anchors["logp_BT"] - arrays["logp_BT"]
+            largest = max(largest, (difference_BT.exp() - 1.0).abs().max().item())
+            rollout = {"rollout_logp_BT": arrays["logp_BT"]}
+            turn.chunk = replace(turn.chunk, arrays={**arrays, **rollout, **anchors})
+        largest = self.ranks.gather(torch.tensor(largest, dtype=torch.float64)).max().item()
+        work.recomputed = True
+        work.seen[RECOMPUTED].append(1.0)
+        if not work.seen[RATIO_DEVIATION]:
+            work.seen[RATIO_DEVIATION].append(largest)
+        if self.ranks.rank == 0:
+            LOG.warning(
+                "iteration %d: the first ratio is off 1 by %.2e (limit %.0e): old log-probabilities are "
+                "computed again in the trainer",
+                work.number,
+                work.seen[RATIO_DEVIATION][0],
+                self._loss.ratio_tolerance,
+            )
+
+    def _past_ceiling(self, work: _Iteration) -> bool:
+        """Whether the last update's mean KL forbids further ones."""
+        ceiling, measured = self._config.optimizer.kl_ceiling, work.seen[APPROXIMATE_KL]
+        if ceiling is None or not measured or measured[-1] <= ceiling:
+            return False
+        if self.ranks.rank == 0:
+            LOG.warning("iteration %d: KL %.2e is above the ceiling", work.number, measured[-1])
+        work.seen["train/stopped_early"].append(1.0)
         return True
 
-    def _backward(
-        self, update: _Update, iteration: int, seen: dict[str, list[float]], *, on_policy: bool
-    ) -> float:
-        """Accumulate the gradients of the update's mean loss; returns that loss."""
-        total = 0.0
-        for number, chunk in enumerate(
-            _chunks(update, self._config.optimizer.samples_per_forward, self._loss)
-        ):
-            generator = named_generator("train", self._config.rng_seed, iteration, update.number, number)
-            # Constant groups count in the mean: leaving them out would raise the step size of the rest.
-            share = len(chunk.prompts) / update.samples / self._loss.parts
-            for part in self._loss.chunk_parts(self.model, chunk, generator, on_policy=on_policy):
-                weighted = part.loss * share
-                weighted.backward()
-                total += weighted.item()
-                for name, value in part.metrics.items():
-                    seen[name].append(value)
-        return total
-
-    def _skip_non_finite(self, iteration: int, loss: float, norm: float) -> None:
+    def _skip_non_finite(self, work: _Iteration, loss: float, norm: float) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        work.seen["train/non_finite_updates"].append(1.0)
         self._non_finite_in_a_row += 1
         if self._non_finite_in_a_row >= MAX_NON_FINITE_IN_A_ROW:
             raise TrainingError(
                 f"{MAX_NON_FINITE_IN_A_ROW} updates in a row were not finite "
-                f"(iteration {iteration}, loss {loss}, gradient norm {norm})",
+                f"(iteration {work.number}, loss {loss}, gradient norm {norm})",
                 "lower optimizer.lr, or resume from an earlier checkpoint",
             )
 
     # -- weights and state --------------------------------------------------------------------------
 
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return policy_weights(self.model.transformer)
+
+    def trained_weights(self) -> dict[str, torch.Tensor]:
+        """The weights under training; whole copies, on the first rank (as of all weights)."""
+        return self.ranks.full(self._weights())
+
     def rollout_weights(self) -> dict[str, torch.Tensor]:
         """What rolls out and explores next: the old policy (nft) or the trained one (grpo); copies."""
-        return _copies(self._loss.kept_weights() or self.model.transformer.state_dict())
+        return self.ranks.full(self._loss.kept_weights() or self._weights())
 
     def ema_weights(self) -> dict[str, torch.Tensor]:
         """What is evaluated and exported; copies."""
-        return _copies(self._ema.weights)
+        return self.ranks.full(self._ema.weights)
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Everything a resumed trainer needs, as copies under flat names for one safetensors file."""
-        kept = self._loss.kept_weights() or {}
-        tensors = {f"raw.{name}": tensor for name, tensor in self.model.transformer.state_dict().items()}
-        tensors |= {f"ema.{name}": tensor for name, tensor in self._ema.weights.items()}
-        tensors |= {f"old.{name}": tensor for name, tensor in kept.items()}
-        for name, parameter in self._parameters.items():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"adam.{moment}.{name}"] = value
-        counters = [self.optimizer_steps, self._non_finite_in_a_row]
-        tensors["counters"] = torch.tensor(counters, dtype=torch.int64)
-        return _copies(tensors)
+    def save(self, folder: Path) -> None:
+        """Write everything that a resumed trainer needs into ``folder``, which must be empty or new."""
+        save_tensors(self._state(), folder, self.ranks)
 
-    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore ``state_tensors``.
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, also under another number of ranks.
 
         Raises:
-            TrainingError: the state was written under another loss or model.
+            TrainingError: the state was written under another loss or model; do not train on after it.
         """
-        expected = {name for name in self.state_tensors() if not name.startswith("adam.")}
-        found = {name for name in tensors if not name.startswith("adam.")}
-        if expected != found:
-            differing = sorted(expected ^ found)[0]
-            raise TrainingError(
-                f"the checkpoint does not fit this recipe (tensor {differing!r})",
-                "resume with the recipe the run was started with",
-            )
-        self.model.transformer.load_state_dict(_under("raw.", tensors), strict=True)
-        self._ema.load(_under("ema.", tensors))
-        self._loss.load_kept_weights(_under("old.", tensors))
-        self.optimizer_steps, self._non_finite_in_a_row = (int(count) for count in tensors["counters"])
+        stored = stored_tensors(folder)
         self._optimizer.state.clear()
-        for moment in ("step", "exp_avg", "exp_avg_sq"):
-            for name, value in _under(f"adam.{moment}.", tensors).items():
-                self._optimizer.state[self._parameters[name]][moment] = value.clone()
+        for name, parameter in self._parameters.items():
+            if f"adam.{STATE[0]}.{name}" in stored:
+                moments = {moment: torch.zeros_like(parameter.detach()) for moment in STATE}
+                self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+        tensors = self._state()
+        load_tensors(tensors, folder)
+        self.optimizer_steps, self._non_finite_in_a_row = (int(count) for count in tensors["counters"])
+        steps = dict(zip(sorted(self._parameters), tensors["adam.steps"].tolist(), strict=True))
+        for name, parameter in self._parameters.items():
+            if parameter in self._optimizer.state:
+                self._optimizer.state[parameter]["step"].fill_(float(steps[name]))
+
+    def close(self) -> None:
+        """End the process group of several ranks."""
+        self.ranks.leave()
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The tensors of a checkpoint by flat name, not copied, and the counters among them."""
+        kept = self._loss.kept_weights() or {}
+        tensors = {f"raw.{name}": tensor for name, tensor in self._weights().items()}
+        tensors |= {f"ema.{name}": tensor for name, tensor in self._ema.weights.items()}
+        tensors |= {f"old.{name}": tensor for name, tensor in kept.items()}
+        steps = dict.fromkeys(sorted(self._parameters), 0)
+        for name, parameter in self._parameters.items():
+            state = self._optimizer.state.get(parameter, {})
+            tensors |= {f"adam.{moment}.{name}": state[moment] for moment in STATE if state}
+            steps[name] = int(state["step"]) if state else 0
+        tensors["adam.steps"] = torch.tensor(list(steps.values()), dtype=torch.int64)
+        counters = [self.optimizer_steps, self._non_finite_in_a_row]
+        tensors["counters"] = torch.tensor(counters, dtype=torch.int64)
+        return tensors
 
 
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _chunks(update: _Update, size: int, loss: Loss) -> list[TrainingChunk]:
-    """The update's trajectories in group order, cut every ``size`` rows."""
-    prompts = [group.prompt for group, _ in update.groups for _ in group.rewards]
-    advantages = np.concatenate([advantages for _, advantages in update.groups]).astype(np.float32)
-    arrays = {"x0": np.concatenate([group.arrays["x0"] for group, _ in update.groups])}
-    if loss.needs_log_probs:
-        for name, batch_first in (("x_TBSC", "x_BTSC"), ("logp_TB", "logp_BT")):
-            stacked = np.concatenate([group.arrays[name] for group, _ in update.groups], axis=1)
-            arrays[batch_first] = np.ascontiguousarray(stacked.swapaxes(0, 1))
-    return [
-        TrainingChunk(
-            prompts=tuple(prompts[start : start + size]),
-            advantages_B=torch.from_numpy(advantages[start : start + size].copy()),
-            arrays={
-                name: torch.from_numpy(array[start : start + size].copy()) for name, array in arrays.items()
-            },
+def _device(model: DiffusionModel, wanted: str) -> torch.device:
+    """Where the model has placed itself."""
+    device = next(model.transformer.parameters()).device
+    if wanted not in ("auto", device.type):
+        raise BadInputError(
+            f"trainer.device = {wanted!r} and the model is on {device.type!r}",
+            "hide the GPUs with CUDA_VISIBLE_DEVICES='' or set trainer.device = 'auto'",
         )
-        for start in range(0, len(prompts), size)
-    ]
+    return device
+
+
+_COUNTED = ("train/skipped_updates", "train/non_finite_updates", RECOMPUTED, "train/stopped_early")
 
 
 def _summary(groups: Sequence[TrainingGroup], seen: Mapping[str, list[float]]) -> dict[str, float]:
@@ -255,12 +332,11 @@ def _summary(groups: Sequence[TrainingGroup], seen: Mapping[str, list[float]]) -
         "train/reward_mean": float(rewards.mean()),
         "train/reward_std": float(np.mean([np.std(group.rewards) for group in groups])),
         "train/zero_variance_groups": float(sum(not has_variance(group.rewards) for group in groups)),
-        "train/skipped_updates": float(len(seen.get("train/skipped_updates", ()))),
-        "train/non_finite_updates": float(len(seen.get("train/non_finite_updates", ()))),
     }
-    for name in ("train/loss", "train/grad_norm", "train/grad_rms"):
+    metrics |= {name: float(len(seen.get(name, ()))) for name in _COUNTED}
+    for name in (LOSS, "train/grad_norm", "train/grad_rms"):
         metrics[name] = 0.0
     for name, values in seen.items():
-        if name not in ("train/skipped_updates", "train/non_finite_updates"):
-            metrics[name] = float(max(values) if name in _WORST else np.mean(values))
+        if name not in _COUNTED and values:
+            metrics[name] = float(max(values) if name == RATIO_DEVIATION else np.mean(values))
     return metrics

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spotlight_core.errors import BadInputError, ScorerError
+from spotlight_core.types import PromptRow
 
 
 class FunctionReward:
@@ -17,14 +18,14 @@ class FunctionReward:
         self.name = f"{file.name}:{name}"
         self._function = _load(file, name)
 
-    def score(self, images: np.ndarray, prompts: Sequence[str]) -> list[float]:
+    def score(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> list[float]:
         """The function's answers.
 
         Raises:
             ScorerError: an answer that is not a finite number in 0..1.
         """
         return [
-            self._checked(self._function(image, prompt))
+            self._checked(self._function(image, prompt.text))
             for image, prompt in zip(images, prompts, strict=True)
         ]
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from spotlight_core.types import PromptRow
+
 QUALITY = 95
 
 
@@ -14,7 +16,7 @@ class JpegSizeReward:
 
     name = "jpeg_size"
 
-    def score(self, images: np.ndarray, prompts: Sequence[str]) -> list[float]:
+    def score(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> list[float]:
         """One score in 0..1 for each image; the prompts do not matter."""
         return [max(0.0, 1.0 - _jpeg_bytes(image) / image.nbytes) for image in images]
 

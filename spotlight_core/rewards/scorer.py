@@ -28,10 +28,12 @@ import tenacity
 
 from spotlight_core.config import RewardConfig
 from spotlight_core.errors import BadInputError, ScorerError
+from spotlight_core.rewards.patience import request_seconds, start_seconds
+from spotlight_core.rewards.scored import Scored
+from spotlight_core.types import PromptRow
 
 ATTEMPTS = 4
 BACKOFF_SECONDS = (0.2, 5.0)  # first and largest wait between attempts
-REQUEST_SECONDS = 120.0  # a scorer that is silent this long is taken for hung and restarted
 CLOSE_SECONDS = 5.0
 TIMED_REQUESTS = 256
 
@@ -42,8 +44,8 @@ Which = Literal["reward", "held_out"]
 class _Job:
     which: Which
     images: np.ndarray
-    prompts: tuple[str, ...]
-    future: "Future[list[float]]" = field(default_factory=Future)
+    prompts: tuple[PromptRow, ...]
+    future: "Future[Scored]" = field(default_factory=Future)
 
 
 class ScorerPool:
@@ -51,14 +53,17 @@ class ScorerPool:
 
     def __init__(self, config: RewardConfig, held_out: RewardConfig | None, processes: int = 1) -> None:
         """Starts the processes, which load and test themselves meanwhile (see ``check``)."""
-        rewards = {"reward": config} | ({"held_out": held_out} if held_out is not None else {})
-        self._names = {which: reward.type for which, reward in rewards.items()}
+        rewards: dict[Which, RewardConfig] = {"reward": config}
+        if held_out is not None:
+            rewards["held_out"] = held_out
         recipe = json.dumps({which: reward.model_dump(mode="json") for which, reward in rewards.items()})
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._spent: deque[tuple[float, int]] = deque(maxlen=TIMED_REQUESTS)
         self._closed = threading.Event()
         self._submitting = threading.Lock()
-        self._processes = [_ScorerProcess(recipe) for _ in range(processes)]
+        start = sum(start_seconds(reward) for reward in rewards.values())
+        self._configs = rewards
+        self._processes = [_ScorerProcess(recipe, start) for _ in range(processes)]
         self._threads = [
             threading.Thread(target=self._dispatch, args=(process,), name=f"scorer-{number}", daemon=True)
             for number, process in enumerate(self._processes)
@@ -92,11 +97,14 @@ class ScorerPool:
                     f"a scorer did not start ({error})", "see the lines above for its own error"
                 ) from error
 
-    def submit(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
-        """Score images (uint8 ``[B, height, width, 3]``) under the trained reward."""
+    def submit(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> "Future[Scored]":
+        """Score images (uint8 ``[B, height, width, 3]``) under the trained reward.
+
+        Videos have a frame axis after the first, and score as ``score_request`` says.
+        """
         return self._submit("reward", images, prompts)
 
-    def submit_held_out(self, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
+    def submit_held_out(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> "Future[Scored]":
         """Score images under the reward that is never trained."""
         return self._submit("held_out", images, prompts)
 
@@ -118,10 +126,10 @@ class ScorerPool:
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
 
-    def _submit(self, which: Which, images: np.ndarray, prompts: Sequence[str]) -> "Future[list[float]]":
-        if which not in self._names:
+    def _submit(self, which: Which, images: np.ndarray, prompts: Sequence[PromptRow]) -> "Future[Scored]":
+        if which not in self._configs:
             raise ValueError("this pool was built without a held-out reward")
-        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(prompts):
+        if images.dtype != np.uint8 or images.ndim not in (4, 5) or len(images) != len(prompts):
             raise ValueError(
                 f"{images.dtype}{list(images.shape)} is not one uint8 image for {len(prompts)} prompts"
             )
@@ -144,36 +152,49 @@ class ScorerPool:
             except Exception as error:  # whatever it is belongs to whoever waits for the future
                 job.future.set_exception(error)
 
-    def _score(self, process: "_ScorerProcess", job: _Job) -> list[float]:
+    def _score(self, process: "_ScorerProcess", job: _Job) -> Scored:
         first, longest = BACKOFF_SECONDS
+        config = self._configs[job.which]
+        images = job.images.shape[0] * (job.images.shape[1] if job.images.ndim == 5 else 1)
         retrying = tenacity.Retrying(
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(ATTEMPTS), tenacity.stop_when_event_set(self._closed)
             ),
             wait=tenacity.wait_exponential(multiplier=first, max=longest),
             sleep=tenacity.sleep_using_event(self._closed),
-            retry=tenacity.retry_if_exception_type(_ScoringFailed),
+            reraise=True,
+            retry=tenacity.retry_if_exception(_may_be_tried_again),
         )
         try:
-            return retrying(process.score, job.which, job.images, job.prompts)
-        except tenacity.RetryError as error:
-            cause = error.last_attempt.exception()
-            attempts = error.last_attempt.attempt_number
+            return retrying(
+                process.score, job.which, job.images, job.prompts, request_seconds(config, images)
+            )
+        except _ScoringFailed as error:
+            attempts = retrying.statistics["attempt_number"]
             raise ScorerError(
-                f"scorer {self._names[job.which]!r} failed {attempts} times ({cause})",
+                f"scorer {config.type!r} failed {attempts} time{'s' * (attempts > 1)} ({error})",
                 "fix the reward and continue with --resume; a failure is never counted as a score of 0",
-            ) from cause
+            ) from error
 
 
 class _ScoringFailed(Exception):
-    """One attempt failed: the scorer raised, died or hung."""
+    """One attempt failed: the scorer raised, died or hung.  ``again`` says whether another may succeed."""
+
+    def __init__(self, cause: str, *, again: bool = True) -> None:
+        super().__init__(cause)
+        self.again = again
+
+
+def _may_be_tried_again(error: BaseException) -> bool:
+    return isinstance(error, _ScoringFailed) and error.again
 
 
 class _ScorerProcess:
     """One child process, started when needed.  Used by one thread at a time (``_lock``)."""
 
-    def __init__(self, recipe: str) -> None:
+    def __init__(self, recipe: str, start_seconds: float) -> None:
         self._recipe = recipe
+        self._start_seconds = start_seconds
         self._lock = threading.Lock()
         self._stopped = False
         self._ready = False
@@ -189,17 +210,21 @@ class _ScorerProcess:
         with self._lock:
             self._handshake()
 
-    def score(self, which: Which, images: np.ndarray, prompts: Sequence[str]) -> list[float]:
-        """One attempt.  ``_ScoringFailed`` may be retried; other errors may not."""
+    def score(self, which: Which, images: np.ndarray, prompts: Sequence[PromptRow], seconds: float) -> Scored:
+        """One attempt of at most ``seconds``.  ``_ScoringFailed`` may be retried; other errors may not."""
         with self._lock:
             if self._child is None or self._child.poll() is not None:
                 self._start()
             self._handshake()
-            header = {"which": which, "prompts": list(prompts), "shape": list(images.shape)}
-            answer = self._exchange(json.dumps(header).encode() + b"\n" + images.tobytes())
+            rows = [{"text": prompt.text, "metadata": dict(prompt.metadata)} for prompt in prompts]
+            header = {"which": which, "prompts": rows, "shape": list(images.shape)}
+            answer = self._exchange(json.dumps(header).encode() + b"\n" + images.tobytes(), seconds)
         if "error" in answer:
-            raise _ScoringFailed(answer["error"])
-        return [float(score) for score in answer["scores"]]
+            raise _ScoringFailed(answer["error"], again=not answer["final"])
+        return Scored(
+            scores=tuple(answer["scores"]),
+            parts={name: tuple(scores) for name, scores in answer["parts"].items()},
+        )
 
     def stop(self) -> None:
         """Terminate the child, and kill it when it does not listen."""
@@ -242,19 +267,25 @@ class _ScorerProcess:
     def _handshake(self) -> None:
         if self._ready:
             return
-        answer = self._exchange(b"")
+        answer = self._exchange(b"", self._start_seconds)
         if "error" in answer:
             kind = BadInputError if answer.get("kind") == "BadInputError" else ScorerError
             raise kind(answer["error"], answer.get("remedy", "fix the reward"))
         self._ready = True
 
-    def _exchange(self, message: bytes) -> dict[str, Any]:
-        """Send and wait for one answer line; a silent child is killed, which ends the wait."""
+    def _exchange(self, message: bytes, seconds: float) -> dict[str, Any]:
+        """Send and wait for one answer line; after silent ``seconds`` the child is killed."""
         child = self._child
         assert child is not None
         assert child.stdin is not None
         assert child.stdout is not None
-        watchdog = threading.Timer(REQUEST_SECONDS, child.kill)
+        hung = threading.Event()
+
+        def kill() -> None:
+            hung.set()
+            child.kill()
+
+        watchdog = threading.Timer(seconds, kill)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -262,9 +293,13 @@ class _ScorerProcess:
             child.stdin.flush()
             line = child.stdout.readline()
         except (BrokenPipeError, OSError) as error:
-            raise _ScoringFailed(f"the scorer process died: {error}") from error
+            line, cause = b"", f"the scorer process died: {error}"
+        else:
+            cause = "the scorer process ended"
         finally:
             watchdog.cancel()
+        if hung.is_set():
+            raise _ScoringFailed(f"no answer in {seconds:g} seconds")
         if not line.endswith(b"\n"):
-            raise _ScoringFailed(f"the scorer process ended with exit code {child.wait(CLOSE_SECONDS)}")
+            raise _ScoringFailed(f"{cause} with exit code {child.wait(CLOSE_SECONDS)}")
         return json.loads(line)

@@ -2,7 +2,9 @@
 
     first line out   {"ready": true}  or  {"error", "remedy", "kind"} after a failed self-test
     request          {"which", "prompts", "shape"} newline, then the uint8 pixels
-    answer           {"scores": [...]}  or  {"error": ...}
+    answer           {"scores": [...], "parts": {name: [...]}}  or  {"error": ..., "final": ...}
+
+"final" says that asking again is of no use: the reward has made its own attempts, or the prompt is at fault.
 
 It ends with its input: a run that dies, however, closes the pipe.
 """
@@ -19,9 +21,11 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from spotlight_core.config import RewardConfig
-from spotlight_core.errors import SpotlightError
-from spotlight_core.rewards.base import Reward, build_reward
+from spotlight_core.errors import BadInputError, SpotlightError
+from spotlight_core.rewards.base import Reward, ScorerGaveUp, build_reward
+from spotlight_core.rewards.scoring import score_request
 from spotlight_core.rewards.selftest import self_test
+from spotlight_core.types import PromptRow
 
 PARENT_CHECK_SECONDS = 1.0
 
@@ -45,7 +49,8 @@ def main() -> None:
         header = json.loads(line)
         pixels = requests.read(int(np.prod(header["shape"])))
         images = np.frombuffer(pixels, dtype=np.uint8).reshape(header["shape"])
-        _answer(answers, _scored(rewards[header["which"]], images, header["prompts"]))
+        rows = [PromptRow(**row) for row in header["prompts"]]
+        _answer(answers, _scored(rewards[header["which"]], images, rows))
 
 
 def _build(recipe: str) -> dict[str, Reward]:
@@ -58,14 +63,13 @@ def _build(recipe: str) -> dict[str, Reward]:
     return rewards
 
 
-def _scored(reward: Reward, images: np.ndarray, prompts: list[str]) -> dict[str, Any]:
+def _scored(reward: Reward, images: np.ndarray, prompts: list[PromptRow]) -> dict[str, Any]:
     try:
-        scores = [float(score) for score in reward.score(images, prompts)]
+        scored = score_request(reward, images, prompts)
     except Exception as error:  # the parent retries, then names the scorer
-        return {"error": f"{type(error).__name__}: {error}"}
-    if len(scores) != len(prompts) or not np.isfinite(scores).all():
-        return {"error": f"{scores} are not {len(prompts)} finite scores"}
-    return {"scores": scores}
+        final = isinstance(error, ScorerGaveUp | BadInputError)
+        return {"error": f"{type(error).__name__}: {error}", "final": final}
+    return {"scores": scored.scores, "parts": dict(scored.parts)}
 
 
 def _answer(answers: BinaryIO, message: dict[str, Any]) -> None:

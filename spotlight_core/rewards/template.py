@@ -12,7 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from spotlight_core.data.prompts import quoted_target
-from spotlight_core.diffusion.tiny.glyphs import ALPHABET, WIDTH, check_text, draw, font
+from spotlight_core.diffusion.tiny.glyphs import ALPHABET, HEIGHT, WIDTH, check_text, draw, font
+from spotlight_core.errors import BadInputError
+from spotlight_core.types import PromptRow
 
 SHIFTS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-2, -1, 0, 1, 2))
 MIN_CORRELATION = 0.3  # below it a position holds no digit, whichever template comes first
@@ -24,9 +26,19 @@ class TemplateReward:
 
     name = "template"
 
-    def score(self, images: np.ndarray, prompts: Sequence[str]) -> list[float]:
-        """Share of agreeing characters, 0..1, for each image and its prompt's quoted target."""
-        targets = [check_text(quoted_target(prompt)) for prompt in prompts]
+    def score(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> list[float]:
+        """Share of agreeing characters, 0..1, for each image and its prompt's quoted target.
+
+        Raises:
+            BadInputError: images of another size; a target that the embedded model cannot draw.
+        """
+        if images.shape[1:3] != (HEIGHT, WIDTH):
+            raise BadInputError(
+                f"the template reward compares images of {HEIGHT} x {WIDTH} pixels, these are "
+                f"{images.shape[1]} x {images.shape[2]}",
+                "use the ocr reward with detect = true",
+            )
+        targets = [check_text(quoted_target(prompt.text)) for prompt in prompts]
         return [_agreement(image, target) for image, target in zip(images, targets, strict=True)]
 
 

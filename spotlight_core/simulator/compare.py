@@ -88,7 +88,7 @@ def simulated_seconds_per_iteration(config: RunConfig, costs: CostModel, iterati
         executor.join(f"reserved-{index}", "reserved")
     for index in range(fleet.spot_nodes):
         executor.join(f"spot-{index}", "spot")
-    prompts = read_prompts(config.data.prompts / "train.txt")
+    prompts = read_prompts(config.data.prompts, "train")
     planner = BatchPlanner(config=config, sampler=GroupSampler(prompts=prompts, rng_seed=config.rng_seed))
     phases = SimPhases(planner, executor, costs, lambda request: [0.5] * len(request.seeds))
     state = RunState(

@@ -63,7 +63,7 @@ async def _through_ray(coordinator: Coordinator, requests: Sequence[GenerationRe
 
 async def _measure(config: RunConfig, coordinator: Coordinator, policy: PolicyVersion) -> Measurement:
     torch.set_num_threads(config.services.torch_threads)
-    engine = DenoiseEngine(build_model(config.model), config.sampler, config.rng_seed)
+    engine = DenoiseEngine(build_model(config.model, "rollout"), config.sampler, config.rng_seed)
     coordinator.change_phase("rollout", 0)
     await _through_ray(coordinator, _requests(config, policy, "warm-up"))
     _bare(engine, _requests(config, policy, "warm-up"))
@@ -100,7 +100,7 @@ def measure() -> Measurement:
             inbox=inbox,
             journal=Journal(folder / "journal.jsonl"),
         )
-        model = build_model(config.model)
+        model = build_model(config.model, "rollout")
         policy = WeightStore(folder / "weights").publish("base", 0, model.transformer.state_dict())
         coordinator.start()
         try:

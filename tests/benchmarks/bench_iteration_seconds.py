@@ -23,7 +23,9 @@ from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
-from spotlight_core.learning.trainer import PolicyTrainer, TrainingGroup
+from spotlight_core.diffusion.policy import load_policy_weights
+from spotlight_core.learning.trainer import PolicyTrainer
+from spotlight_core.learning.updates import TrainingGroup
 from spotlight_core.recipes import load_recipe
 from spotlight_core.rewards.base import Reward, build_reward
 from spotlight_core.types import GenerationRequest, PolicyVersion, RunState
@@ -70,12 +72,12 @@ class _OneProcess:
 
     def __init__(self, config: RunConfig) -> None:
         torch.set_num_threads(config.services.torch_threads)
-        prompts = read_prompts(config.data.prompts / "train.txt")
+        prompts = read_prompts(config.data.prompts, "train")
         self.planner = BatchPlanner(
             config=config, sampler=GroupSampler(prompts=prompts, rng_seed=config.rng_seed)
         )
-        self.engine = DenoiseEngine(build_model(config.model), config.sampler, config.rng_seed)
-        self.trainer = PolicyTrainer(build_model(config.model), config)
+        self.engine = DenoiseEngine(build_model(config.model, "rollout"), config.sampler, config.rng_seed)
+        self.trainer = PolicyTrainer(build_model(config.model, "training"), config)
         self.reward: Reward = build_reward(config.reward)
         self.policy = PolicyVersion(label="old", number=0, digest="")
         self.state = RunState(
@@ -90,8 +92,7 @@ class _OneProcess:
             outcome = self.engine.generate(request)
             assert isinstance(outcome, Generated)
             arrays[request.id] = outcome.arrays
-            prompts = [prompt.text for prompt in request.row_prompts]
-            scores[request.id] = self.reward.score(outcome.arrays["images"], prompts)
+            scores[request.id] = self.reward.score(outcome.arrays["images"], request.row_prompts)
         return arrays, scores
 
     def iterate(self) -> float:
@@ -108,7 +109,7 @@ class _OneProcess:
         explorations = self.planner.explore(upcoming, self.policy)
         _, seen = self._scored(explorations)
         batch, _ = self.planner.select(upcoming, explored_scores(explorations, seen))
-        self.engine.model.transformer.load_state_dict(self.trainer.rollout_weights())
+        load_policy_weights(self.engine.model.transformer, self.trainer.rollout_weights())
         position = state.sampler_position + len(state.batch.prompts)
         self.state = RunState(
             iteration=state.iteration + 1, policy=self.policy, batch=batch, sampler_position=position

@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotlight_core.config import FixedArmConfig, FlowSdeConfig, GrpoConfig, NftConfig, RunConfig, flattened
+from spotlight_core.config import (
+    CpsConfig,
+    FixedArmConfig,
+    FixedWindowConfig,
+    FlowSdeConfig,
+    GrpoConfig,
+    NftConfig,
+    ProgressiveWindowConfig,
+    RandomWindowConfig,
+    RunConfig,
+    flattened,
+)
+from spotlight_core.data.prompts import prompt_file
 from spotlight_core.errors import BadInputError
 from spotlight_core.recipes import RECIPES, find_recipe, load_recipe, recipe_names
 
@@ -50,7 +62,9 @@ def test_a_recipe_is_named_after_its_file_and_paths_lie_beside_it(write: Write, 
 
 
 def test_the_resolved_recipe_reads_back_as_itself(write: Write) -> None:
-    config = load_recipe(str(write("mine.toml", BASE + SDE + "window = [2, 5]\n")))
+    config = load_recipe(
+        str(write("mine.toml", BASE + SDE + 'window = {type = "random", size = 2, end = 5}\n'))
+    )
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     with pytest.raises(ValidationError, match="frozen"):
         config.iterations = 4  # type: ignore[misc]
@@ -156,9 +170,9 @@ def test_a_missing_key_is_named(write: Write) -> None:
         ("optimizer.lr=nan", "optimizer.lr", "finite number"),
         ("ema.decay=1.0", "ema.decay", "less than 1"),
         ("services.prefect_port=70000", "services.prefect_port", "65535"),
-        ("model.type=flux", "model.type", "'tiny'"),
+        ("model.type=sana", "model.type", "'tiny'"),
         ("fleet.spot_nodes=-1", "fleet.spot_nodes", "greater than or equal to 0"),
-        ("sampler.type=heun", "sampler", "'flow_sde'"),
+        ("sampler.type=heun", "sampler.type", "'flow_sde'"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_what_is_allowed(
@@ -195,15 +209,32 @@ def test_a_pool_without_nodes_needs_no_price(write: Write) -> None:
     assert config.prices == {"reserved": 1.0}
 
 
-@pytest.mark.parametrize("window", ["[0, 10]", "[3, 3]", "[-1, 4]", "[5, 2]"])
-def test_a_window_outside_the_sde_steps_is_refused(write: Write, window: str) -> None:
+@pytest.mark.parametrize(
+    ("window", "inside"),
+    [
+        ('{type = "fixed", end = 10}', "a window of 1 in [0, 10) must lie inside [0, 9)"),
+        ('{type = "fixed", first = 3, end = 3}', "a window of 1 in [3, 3)"),
+        ('{type = "fixed", first = 5, end = 2}', "a window of 1 in [5, 2)"),
+        ('{type = "random", size = 3, first = 2, end = 4}', "a window of 3 in [2, 4)"),
+        ('{type = "random", end = 10}', "a window of 2 in [0, 10)"),
+        ('{type = "progressive", size = 10}', "a window of 10 in [0, 9)"),
+    ],
+)
+def test_a_window_outside_the_sde_steps_is_refused(write: Write, window: str, inside: str) -> None:
     error = refused(write("mine.toml", BASE + SDE + f"window = {window}\n"))
-    assert "must lie inside [0, 9)" in error.remedy
+    assert inside in error.remedy
 
 
 def test_trained_steps_are_the_window_or_all_but_the_last() -> None:
-    assert list(FlowSdeConfig(type="flow_sde").trained_steps) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert list(FlowSdeConfig(type="flow_sde", denoise_steps=6, window=(3, 5)).trained_steps) == [3, 4]
+    windows = {
+        9: None,
+        2: FixedWindowConfig(type="fixed", first=3, end=5),
+        3: RandomWindowConfig(type="random", size=3, end=5),
+        4: ProgressiveWindowConfig(type="progressive"),
+    }
+    for trained, window in windows.items():
+        assert FlowSdeConfig(type="flow_sde", window=window).trained_per_sample == trained
+        assert CpsConfig(type="cps", noise_level=0.0, window=window).trained_per_sample == 0
 
 
 def test_every_field_of_every_section_is_documented() -> None:
@@ -218,7 +249,8 @@ def test_every_field_of_every_section_is_documented() -> None:
     # A table is documented by its fields, and ``type`` by the table's own line.
     tables = {f"RunConfig.{key}" for key in ("model", "data", "sampler", "reward", "loss", "advantage")}
     tables |= {
-        f"RunConfig.{key}" for key in ("optimizer", "ema", "exploration", "evaluation", "fleet", "services")
+        f"RunConfig.{key}"
+        for key in ("optimizer", "trainer", "ema", "exploration", "evaluation", "fleet", "services")
     }
     assert set(bare) - tables == set()
 
@@ -228,8 +260,8 @@ def test_shipped_recipes_load_and_their_files_exist(name: str) -> None:
     config = load_recipe(name)
     assert config.name == name
     assert find_recipe(name) == RECIPES / f"{name}.toml"
-    assert (config.data.prompts / "train.txt").is_file()
-    assert (config.data.prompts / "test.txt").is_file()
+    assert prompt_file(config.data.prompts, "train").is_file()
+    assert prompt_file(config.data.prompts, "test").is_file()
     assert config.fleet.trace is None or config.fleet.trace.is_file()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -36,6 +37,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return with_one_prompt(parts) if hint is GenerationRequest else st.builds(hint, **parts)
     if get_origin(hint) is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=2).map(tuple)
+    if get_origin(hint) is Mapping:
+        return st.dictionaries(st.text(max_size=3), st.integers() | st.lists(st.text(max_size=3)), max_size=2)
     if hint is str:
         return st.text(max_size=6)
     return st.from_type(hint)
@@ -86,10 +89,10 @@ def test_start_is_written_as_documented() -> None:
         "request": {
             "id": "r",
             "kind": "explore",
-            "prompts": [{"occurrence": "1/0", "text": 'A bib with "12"'}],
+            "prompts": [{"text": 'A bib with "12"', "metadata": {}, "occurrence": "1/0"}],
             "seeds": [3, 4],
             "policy": {"label": "old", "number": 1, "digest": "d"},
-            "fidelity": {"denoise_steps": 10, "reused_steps": [7, 9], "stochastic": True},
+            "fidelity": {"denoise_steps": 10, "reused_steps": [7, 9], "sde_steps": None},
         },
         "from_denoise_step": 4,
         "state_ref": "tensor_store/r-4",

@@ -4,45 +4,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows import cli
 from spotlight_core.recipes import RECIPES
-
-Said = tuple[int, str, str]
-Cli = Callable[..., Said]
-
-
-@pytest.fixture
-def spotlight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs the command in this process with ``--runs`` in a temporary folder."""
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["spotlight", *arguments, "--runs", str(tmp_path / "runs")])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def refused(said: Said, tmp_path: Path) -> str:
-    """The one line of a refusal that left nothing behind."""
-    code, out, err = said
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    assert not (tmp_path / "runs").exists()
-    return err.removeprefix("error: ").rstrip("\n")
+from tests.flows.command_line import Cli, refused
 
 
 def prompts(folder: Path, train: str = 'A "12"\n', test: str = 'A "34"\n') -> str:
@@ -91,7 +58,7 @@ def test_a_missing_recipe_names_the_shipped_ones(spotlight: Cli, tmp_path: Path)
         ("fleet.trace=/nowhere/trace.csv", "/nowhere/trace.csv"),
         (
             "data.prompts=/nowhere",
-            "no prompt folder /nowhere: set data.prompts to a folder with train.txt and test.txt",
+            "no prompt folder /nowhere: set data.prompts to a folder with a train and a test file",
         ),
         ("model.weights=/nowhere.safetensors", "no model weights at /nowhere.safetensors: "),
         ("loss.timesteps_per_sample=99", "loss.timesteps_per_sample = 99 exceeds sampler.denoise_steps = 10"),

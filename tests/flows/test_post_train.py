@@ -1,15 +1,9 @@
 """The whole path through the flow, on real Prefect, Ray and MLflow, at the smallest size that has every part.
 
-Slow ones: what must not change a bit of the weights (preemptions, a killed driver), and how a run ends.
+The slow one: preemptions must not change a bit of the weights.
 """
 
-import json
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,109 +12,22 @@ from pydantic import TypeAdapter
 
 from spotlight_core.config import RunConfig
 from spotlight_core.events import Event, Start
-from spotlight_core.executor.processes import ray_folder, run_processes
 from spotlight_core.market.ledger import CostLedger, recompute_usd
 from spotlight_core.market.prices import PriceBook
-from spotlight_core.recipes import RECIPES
 from spotlight_core.scheduling.records import SchedulingRules
 from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.types import Decision
 from tasks.recovery import journal_words
 from tasks.run_folder import RunFolder, read_records
-from tasks.tracking import TrackedRun, prepare
+from tests.flows.live import nothing_left, one_value_each, train, write_inputs
 from tests.parity.conftest import COSTS, virtual_run
-
-RECIPE = f"""
-iterations = 2
-[data]
-prompts = "{RECIPES}/prompts/digits"
-prompts_per_iteration = 2
-seeds_per_prompt = 2
-[sampler]
-type = "ode"
-denoise_steps = 4
-[optimizer]
-lr = 1e-3
-[exploration]
-type = "fixed_arm"
-seeds_per_prompt = 4
-effective_steps = 3
-seeds_per_request = 2
-unexplored_prompts = 1
-audit_every = 1
-[evaluation]
-every = 2
-images = 4
-final_images = 4
-images_per_request = 2
-[fleet]
-memory_gib = 1.0
-"""
-POINTS = [
-    ("notice", {"iteration": 1, "phase": "explore", "node": "spot-0", "seconds_left": 20}),
-    ("kill", {"iteration": 1, "phase": "explore", "node": "spot-1"}),
-]
-TRACE = "".join(
-    json.dumps({"event": event, "nth_request": 1, "denoise_step": 2, **where}) + "\n"
-    for event, where in POINTS
-)
-START_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder of runs for all tests here: a fresh database costs seconds to migrate."""
-    folder = tmp_path_factory.mktemp("e2e")
-    (folder / "mini.toml").write_text(RECIPE)
-    (folder / "trace.jsonl").write_text(TRACE)
-    return folder / "runs"
-
-
-def command(runs: Path, name: str, *options: str) -> list[str]:
-    recipe = str(runs.parent / "mini.toml")
-    start = [sys.executable, "-m", "flows.cli", "train", recipe, "--runs", str(runs), "--name", name]
-    return [*start, *options]
-
-
-def environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    return kept | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def train(runs: Path, name: str, *options: str) -> str:
-    """Run to the end; the hash that the last line tells."""
-    done = subprocess.run(
-        command(runs, name, *options),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    word, _, digest = done.stdout.splitlines()[-1].partition(" ")
-    assert word == "weights"
-    assert len(digest) == 64
-    return digest
-
-
-def nothing_left(folder: RunFolder) -> None:
-    assert run_processes(folder.run_id) == []
-    assert not ray_folder(folder.run_id).exists()
-    assert folder.holder() is None
-
-
-def one_value_each(folder: RunFolder) -> None:
-    """The store holds exactly what the log says, once."""
-    tracked = TrackedRun(prepare(folder.runs), folder.facts()["mlflow_run_id"], folder)
-    said: dict[str, list[tuple[int, float, int]]] = {}
-    for record in read_records(folder.iterations):
-        for key, value in record["metrics"].items():
-            said.setdefault(key, []).append((record["iteration"], value, round(record["at"] * 1000)))
-    assert said
-    for key, values in said.items():
-        assert tracked.values(key) == values, key
+    return write_inputs(tmp_path_factory.mktemp("e2e"))
 
 
 def query(folder: RunFolder, sql: str) -> list[Any]:
@@ -222,122 +129,3 @@ def test_preemptions_change_nothing_in_the_weights(runs: Path) -> None:
     assert ledger.resumed_requests == 1
     assert ledger.recomputed_requests == 1
     nothing_left(folder)
-
-
-def started(runs: Path, name: str, *options: str, errors: bool = False) -> "subprocess.Popen[str]":
-    """A run under way that has finished its first iteration."""
-    process = subprocess.Popen(
-        command(runs, name, "--override", "iterations=4", *options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if errors else None,
-        text=True,
-        env=environment(),
-    )
-    log, deadline = RunFolder(runs / name).iterations, time.monotonic() + START_SECONDS
-    while sum(1 for _ in read_records(log)) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return process
-
-
-def ended(process: "subprocess.Popen[str]", seconds: float) -> int:
-    code = process.wait(seconds)
-    assert process.stdout is not None
-    process.stdout.close()
-    return code
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_killed_driver_is_resumed_to_the_same_weights(runs: Path) -> None:
-    whole = train(runs, "unbroken", "--override", "iterations=4")
-    killed = started(runs, "broken")
-    killed.kill()
-    assert ended(killed, 5) == -signal.SIGKILL
-    folder = RunFolder(runs / "broken")
-    assert run_processes(folder.run_id) != []
-
-    down = [sys.executable, "-m", "flows.cli", "down", "broken", "--runs", str(runs)]
-    began = time.monotonic()
-    subprocess.run(down, check=True, env=environment(), capture_output=True)
-    assert time.monotonic() - began < 15
-    nothing_left(folder)
-
-    assert train(runs, "broken", "--override", "iterations=4", "--resume") == whole
-    assert [record["iteration"] for record in read_records(folder.iterations)] == [-1, 0, 1, 2, 3]
-    assert folder.facts()["epoch"] == 1
-    one_value_each(folder)
-    prices = PriceBook({"reserved": 10.08, "spot": 2.87})
-    own = recompute_usd(folder.nodes, prices, now=0.0)
-    assert sum(own.values()) == pytest.approx(folder.facts()["usd_total"], abs=1e-9)
-    nothing_left(folder)
-
-
-def gone(folder: RunFolder, deadline: float) -> None:
-    """Nothing of the run is left by ``deadline``, nor the process that cleaned up (it holds the lock)."""
-    while time.monotonic() < deadline:
-        if not (folder.holder() or run_processes(folder.run_id) or ray_folder(folder.run_id).exists()):
-            break
-        time.sleep(0.2)
-    nothing_left(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [3, 9, 15])
-def test_a_signal_while_everything_starts_leaves_nothing_either(runs: Path, seconds: float) -> None:
-    name = f"early-{seconds}"
-    process = subprocess.Popen(command(runs, name), stdout=subprocess.PIPE, text=True, env=environment())
-    folder, deadline = RunFolder(runs / name), time.monotonic() + START_SECONDS
-    while not folder.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-
-    assert ended(process, 15) == 130
-    gone(folder, began + 15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]]
-)
-def test_nothing_is_left_fifteen_seconds_after_a_signal(runs: Path, signals: list[signal.Signals]) -> None:
-    name = "-".join(number.name.lower() for number in signals)
-    process = started(runs, name)
-    began = time.monotonic()
-    for number in signals:
-        process.send_signal(number)
-        time.sleep(0.3)
-
-    assert ended(process, 15) == 130
-    folder = RunFolder(runs / name)
-    gone(folder, began + 15)
-    if len(signals) == 1:
-        stops = [list(read_records(log))[-1]["event"] for log in folder.nodes.glob("*.jsonl")]
-        assert stops == ["stop"] * 3
-        assert json.loads(folder.run_json.read_text())["status"] == "interrupted"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "mark"), [("Prefect API", "prefect.server.api"), ("Ray head", "gcs_server")]
-)
-def test_a_run_whose_server_dies_ends_with_a_word_and_leaves_nothing(
-    runs: Path, part: str, mark: str
-) -> None:
-    name = part.replace(" ", "-")
-    process = started(runs, name, "--override", "iterations=300", errors=True)
-    folder = RunFolder(runs / name)
-    [server] = [each for each in run_processes(folder.run_id) if mark in " ".join(each.cmdline())]
-    server.kill()
-    deadline = time.monotonic() + 25
-
-    _, said = process.communicate(timeout=25)
-
-    assert process.returncode == 1
-    last = said.splitlines()[-1]
-    assert last.startswith(f"error: the {part} has ended by itself: continue with --resume")
-    gone(folder, deadline)

@@ -82,7 +82,7 @@ def virtual_run(
         executor.join(f"reserved-{index}", "reserved")
     for index in range(config.fleet.spot_nodes):
         executor.join(f"spot-{index}", "spot")
-    prompts = read_prompts(config.data.prompts / "train.txt")
+    prompts = read_prompts(config.data.prompts, "train")
     planner = BatchPlanner(config=config, sampler=GroupSampler(prompts=prompts, rng_seed=config.rng_seed))
     state = RunState(
         iteration=0,

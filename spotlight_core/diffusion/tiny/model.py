@@ -15,7 +15,13 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from safetensors.torch import load_file, save_file
 
+from spotlight_core.config.model import TinyModelConfig
 from spotlight_core.data.prompts import quoted_target
+from spotlight_core.diffusion.model import TextEmbeddings
+from spotlight_core.diffusion.models import Role
+from spotlight_core.diffusion.models.precision import Precision, ordinary_tensors, precision
+from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION, prepare_policy
+from spotlight_core.diffusion.noise_schedule import NoiseSchedule
 from spotlight_core.diffusion.tiny.glyphs import ALPHABET, HEIGHT, MAX_CHARACTERS, WIDTH, check_text
 from spotlight_core.errors import BadInputError
 
@@ -24,6 +30,7 @@ ROWS, COLUMNS = HEIGHT // PATCH, WIDTH // PATCH
 TEXT_CHANNELS = 16  # one-hot characters, an end mark, unused
 END = len(ALPHABET)
 WEIGHTS = Path(__file__).parent / "tiny_qwen_image.safetensors"
+FP32 = precision(TinyModelConfig(), "training")
 
 
 def build_transformer() -> QwenImageTransformer2DModel:
@@ -69,8 +76,27 @@ class TinyQwenImage:
 
     latent_shape_SC = (ROWS * COLUMNS, PATCH * PATCH)
 
-    def __init__(self, transformer: QwenImageTransformer2DModel) -> None:
+    def __init__(self, transformer: QwenImageTransformer2DModel, precision: Precision | None = None) -> None:
+        """``precision`` is fp32 when absent."""
         self.transformer = transformer
+        self._precision = precision or FP32
+
+    @classmethod
+    def from_config(
+        cls, config: TinyModelConfig, role: Role, gradient_checkpointing: bool = False
+    ) -> "TinyQwenImage":
+        """The recipe's model with its base weights, and LoRA where the recipe has one.
+
+        Raises:
+            BadInputError: missing weights, or a LoRA target that the transformer does not have.
+        """
+        asked = precision(config, role)
+        model = cls.from_pretrained(config.weights or WEIGHTS)
+        transformer = model.transformer
+        if asked.weights is not torch.float32:
+            transformer = transformer.to(asked.weights)
+        prepare_policy(transformer, config, role, MMDIT_ATTENTION, gradient_checkpointing)
+        return cls(transformer, asked)
 
     @classmethod
     def from_pretrained(cls, weights: Path = WEIGHTS) -> "TinyQwenImage":
@@ -90,17 +116,24 @@ class TinyQwenImage:
     def save_weights(self, path: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in self.transformer.state_dict().items()}, path)
 
-    def encode(self, prompts: Sequence[str]) -> torch.Tensor:
-        return embed_text([check_text(quoted_target(prompt)) for prompt in prompts])
+    def encode(self, prompts: Sequence[str]) -> TextEmbeddings:
+        texts = [check_text(quoted_target(prompt)) for prompt in prompts]
+        return TextEmbeddings(tokens_BLD=embed_text(texts))
 
-    def velocity(self, x_BSC: torch.Tensor, sigma_B: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        return self.transformer(
-            hidden_states=x_BSC,
-            timestep=sigma_B,
-            encoder_hidden_states=text,
-            img_shapes=[[(1, ROWS, COLUMNS)]] * x_BSC.shape[0],
-            return_dict=False,
-        )[0]
+    def velocity(self, x_BSC: torch.Tensor, sigma_B: torch.Tensor, text: TextEmbeddings) -> torch.Tensor:
+        dtype = self._precision.inputs
+        with ordinary_tensors(), self._precision.around(x_BSC.device):
+            v_BSC = self.transformer(
+                hidden_states=x_BSC.to(dtype),
+                timestep=sigma_B,
+                encoder_hidden_states=text.tokens_BLD.to(dtype),
+                img_shapes=[[(1, ROWS, COLUMNS)]] * x_BSC.shape[0],
+                return_dict=False,
+            )[0]
+        return v_BSC.float()
+
+    def sigmas(self, denoise_steps: int, shift: float | None) -> np.ndarray:
+        return NoiseSchedule(denoise_steps=denoise_steps, shift=shift or 1.0).sigmas()
 
     def decode(self, x_BSC: torch.Tensor) -> np.ndarray:
         grey = ((unpatchify(x_BSC).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).numpy()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from spotlight_core.diffusion.model import TextEmbeddings
 from spotlight_core.diffusion.tiny.glyphs import draw
 from spotlight_core.diffusion.tiny.model import (
     ALPHABET,
@@ -78,7 +79,9 @@ def pretrain(
         sigma_B = torch.sigmoid(torch.from_numpy(generator.standard_normal(BATCH, dtype=np.float32)))
         noise_BSC = torch.from_numpy(generator.standard_normal(tuple(x0_BSC.shape), dtype=np.float32))
         sigma_B11 = sigma_B[:, None, None]
-        velocity = model.velocity((1 - sigma_B11) * x0_BSC + sigma_B11 * noise_BSC, sigma_B, text)
+        velocity = model.velocity(
+            (1 - sigma_B11) * x0_BSC + sigma_B11 * noise_BSC, sigma_B, TextEmbeddings(tokens_BLD=text)
+        )
         loss = torch.nn.functional.mse_loss(velocity, noise_BSC - x0_BSC)
         optimizer.zero_grad()
         loss.backward()

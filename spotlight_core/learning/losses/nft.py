@@ -9,15 +9,18 @@ each predicts ``x0 = x_t - t v``; rewards say how much to match the sample with 
 Shape legend: B batch, S sequence, C channel, N noise levels of the chunk.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from spotlight_core.config import NftConfig
-from spotlight_core.diffusion.model import DiffusionModel
-from spotlight_core.learning.losses.base import LossPart, TrainingChunk, frozen_copy
+from spotlight_core.diffusion.model import DiffusionModel, TextEmbeddings
+from spotlight_core.diffusion.policy import kept_policy, reference_policy
+from spotlight_core.learning.losses.base import APPROXIMATE_KL, LossPart, TrainingChunk, stacked
 
 WEIGHT_FLOOR = 1e-5
 
@@ -49,7 +52,7 @@ def _matching_loss(
     """
     error_BD = (x_t_BSC - t_B[:, None, None] * v_BSC - x0_BSC).flatten(1)
     weight_B = error_BD.detach().double().abs().mean(1).clamp(min=WEIGHT_FLOOR)
-    return (error_BD**2).mean(1) / weight_B.float()
+    return (error_BD**2).mean(1) / weight_B.to(error_BD.dtype)
 
 
 def old_policy_decay(kind: Literal[0, 1, 2], optimizer_steps: int) -> float:
@@ -66,72 +69,89 @@ def old_policy_decay(kind: Literal[0, 1, 2], optimizer_steps: int) -> float:
 
 
 class NftLoss:
-    """Keeps the old policy, which rolls out and explores, and the base model when it weighs in."""
+    """Keeps the old policy, which rolls out and explores, and knows the base model when it weighs in."""
 
     rollout_label: Literal["old", "current"] = "old"
     needs_log_probs = False
+    ratio_tolerance = math.inf
 
     def __init__(
-        self, model: DiffusionModel, config: NftConfig, sigmas: np.ndarray, max_advantage: float
+        self,
+        model: DiffusionModel,
+        config: NftConfig,
+        sigmas: np.ndarray,
+        *,
+        max_advantage: float,
+        timesteps_per_forward: int,
     ) -> None:
         """``sigmas`` is the rollout's noise schedule: training noise levels are its own timesteps."""
-        self.parts = config.timesteps_per_sample
         self._config = config
         self._levels = sigmas[:-1]
         self._max_advantage = max_advantage
-        self._old = frozen_copy(model)
-        self._reference = frozen_copy(model) if config.kl_weight > 0 else None
+        self._per_forward = timesteps_per_forward
+        self._old = kept_policy(model)
+        self._reference = reference_policy(model) if config.kl_weight > 0 else None
 
-    def chunk_parts(
-        self, model: DiffusionModel, chunk: TrainingChunk, generator: np.random.Generator, *, on_policy: bool
+    def parts(
+        self, model: DiffusionModel, chunk: TrainingChunk, generator: np.random.Generator
     ) -> Iterator[LossPart]:
-        """One part for each training noise level; levels are permuted per trajectory."""
+        """Training noise levels, permuted per trajectory, ``timesteps_per_forward`` in each part."""
         x0_BSC = chunk.arrays["x0"]
-        text = model.encode(chunk.prompts)
+        text, timesteps = model.encode(chunk.prompts), self._config.timesteps_per_sample
         levels_BN = generator.permuted(np.tile(self._levels, (len(x0_BSC), 1)), axis=1)
-        for part in range(self.parts):
-            t_B = torch.from_numpy(np.ascontiguousarray(levels_BN[:, part]))
-            noise_BSC = torch.from_numpy(generator.standard_normal(tuple(x0_BSC.shape), dtype=np.float32))
-            x_t_BSC = (1 - t_B[:, None, None]) * x0_BSC + t_B[:, None, None] * noise_BSC
-            yield self._part(model, chunk, x_t_BSC, t_B, text)
+        for part in stacked(timesteps, self._per_forward):
+            levels_R = levels_BN[:, list(part)].T.reshape(-1)
+            t_R = torch.from_numpy(np.ascontiguousarray(levels_R)).to(x0_BSC)
+            # One level after another: what is drawn does not depend on how many are stacked.
+            noise = [generator.standard_normal(tuple(x0_BSC.shape), dtype=np.float32) for _ in part]
+            noise_RSC = torch.from_numpy(np.concatenate(noise)).to(x0_BSC)
+            rows_R = torch.arange(len(x0_BSC)).repeat(len(part))
+            x0_RSC = x0_BSC[rows_R]
+            x_t_RSC = (1 - t_R[:, None, None]) * x0_RSC + t_R[:, None, None] * noise_RSC
+            text_R = text.rows(rows_R) if len(part) > 1 else text
+            loss, metrics = self._loss(model, chunk.advantages_B[rows_R], x0_RSC, x_t_RSC, t_R, text_R)
+            yield LossPart(loss=loss, weight=len(part) / timesteps, metrics=metrics)
 
-    def _part(
+    def _loss(
         self,
         model: DiffusionModel,
-        chunk: TrainingChunk,
+        advantages_B: torch.Tensor,
+        x0_BSC: torch.Tensor,
         x_t_BSC: torch.Tensor,
         t_B: torch.Tensor,
-        text: torch.Tensor,
-    ) -> LossPart:
-        v_BSC = model.velocity(x_t_BSC, t_B, text).float()
-        with torch.no_grad():
-            v_old_BSC = self._old.velocity(x_t_BSC, t_B, text).float()
+        text: TextEmbeddings,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        v_old_BSC = self._old.velocity(x_t_BSC, t_B, text)
+        v_BSC = model.velocity(x_t_BSC, t_B, text)
         loss = nft_loss(
             v_BSC,
             v_old_BSC,
             x_t_BSC,
-            chunk.arrays["x0"],
+            x0_BSC,
             t_B,
-            chunk.advantages_B,
+            advantages_B,
             beta=self._config.beta,
             max_advantage=self._max_advantage,
         )
+        metrics = {APPROXIMATE_KL: ((v_BSC.detach() - v_old_BSC) ** 2).mean().item()}
         if self._reference is None:
-            return LossPart(loss=loss, metrics={})
-        with torch.no_grad():
-            v_reference_BSC = self._reference.velocity(x_t_BSC, t_B, text).float()
-        distance = ((v_BSC - v_reference_BSC) ** 2).mean()
-        return LossPart(loss=loss + self._config.kl_weight * distance, metrics={"train/kl": distance.item()})
+            return loss, metrics
+        distance = ((v_BSC - self._reference.velocity(x_t_BSC, t_B, text)) ** 2).mean()
+        return loss + self._config.kl_weight * distance, metrics | {"train/kl": distance.item()}
+
+    def anchors(self, model: DiffusionModel, chunk: TrainingChunk) -> dict[str, torch.Tensor]:
+        return {}
 
     @torch.no_grad()
     def end_iteration(self, weights: Mapping[str, torch.Tensor], optimizer_steps: int) -> None:
         """``old <- eta old + (1 - eta) v``, once per iteration."""
         eta = old_policy_decay(self._config.old_decay, optimizer_steps)
-        for name, old in self._old.transformer.state_dict().items():
+        for name, old in self._old.weights().items():
             old.mul_(eta).add_(weights[name].detach(), alpha=1.0 - eta)
 
-    def kept_weights(self) -> dict[str, torch.Tensor] | None:
-        return dict(self._old.transformer.state_dict())
+    def copies(self) -> list[nn.Module]:
+        others = [self._old.copied] + ([] if self._reference is None else [self._reference.copied])
+        return [transformer for transformer in others if transformer is not None]
 
-    def load_kept_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._old.transformer.load_state_dict(dict(weights), strict=True)
+    def kept_weights(self) -> dict[str, torch.Tensor] | None:
+        return self._old.weights()

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from spotlight_core.config import FlowSdeConfig, OdeConfig, SamplerConfig
+from spotlight_core.config import (
+    CpsConfig,
+    DanceSdeConfig,
+    FixedWindowConfig,
+    FlowSdeConfig,
+    OdeConfig,
+    SamplerConfig,
+)
 from spotlight_core.diffusion.engine import (
     Arrays,
     DenoiseEngine,
@@ -16,13 +23,15 @@ from spotlight_core.diffusion.engine import (
     from_bytes,
     to_bytes,
 )
+from spotlight_core.diffusion.model import TextEmbeddings
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
-from spotlight_core.diffusion.samplers import build_flow_sde
+from spotlight_core.diffusion.samplers import build_sde
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
 from spotlight_core.errors import BadInputError
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 
-SDE = FlowSdeConfig(type="flow_sde", window=(2, 5))
+WINDOW, EVERYWHERE = (2, 5), (0, 9)
+SDE = FlowSdeConfig(type="flow_sde", window=FixedWindowConfig(type="fixed", first=2, end=5))
 POLICY = PolicyVersion(label="old", number=0, digest="")
 
 
@@ -34,7 +43,7 @@ def model() -> TinyQwenImage:
 
 
 def _request(
-    *seeds: int, steps: int = 10, reused: tuple[int, ...] = (), stochastic: bool = True
+    *seeds: int, steps: int = 10, reused: tuple[int, ...] = (), sde: tuple[int, int] | None = WINDOW
 ) -> GenerationRequest:
     return GenerationRequest(
         id="r",
@@ -42,7 +51,7 @@ def _request(
         prompts=(Prompt(occurrence="p0", text='A "407"'),),
         seeds=seeds,
         policy=POLICY,
-        fidelity=Fidelity(denoise_steps=steps, reused_steps=reused, stochastic=stochastic),
+        fidelity=Fidelity(denoise_steps=steps, reused_steps=reused, sde_steps=sde),
     )
 
 
@@ -56,11 +65,21 @@ def _finished(outcome: Generated | Paused) -> Arrays:
 
 
 @pytest.mark.parametrize(
-    "sampler", [OdeConfig(), SDE, FlowSdeConfig(type="flow_sde")], ids=["ode", "window", "sde"]
+    ("sampler", "sde"),
+    [
+        (OdeConfig(), None),
+        (SDE, WINDOW),
+        (FlowSdeConfig(type="flow_sde"), EVERYWHERE),
+        (DanceSdeConfig(type="dance_sde"), WINDOW),
+        (CpsConfig(type="cps"), WINDOW),
+    ],
+    ids=["ode", "window", "everywhere", "dance", "cps"],
 )
-def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: SamplerConfig) -> None:
-    engine = DenoiseEngine(model, sampler, rng_seed=3)
-    request = _request(0, 1, 2, reused=(3, 7, 9))
+def test_resuming_at_any_step_is_bit_identical(
+    model: TinyQwenImage, sampler: SamplerConfig, sde: tuple[int, int] | None
+) -> None:
+    engine = DenoiseEngine(model, sampler, rng_seed=3, record_means=True)
+    request = _request(0, 1, 2, reused=(3, 7, 9), sde=sde)
     whole = arrays_digest(_finished(engine.generate(request)))
     for denoise_step in range(1, 10):
         paused = engine.generate(request, boundary=_stop_before(denoise_step))
@@ -68,7 +87,7 @@ def test_resuming_at_any_step_is_bit_identical(model: TinyQwenImage, sampler: Sa
         assert paused.next_denoise_step == denoise_step
         state = from_bytes(to_bytes(paused.state))
         assert arrays_digest(state) == arrays_digest(paused.state)
-        elsewhere = DenoiseEngine(model, sampler, rng_seed=3)
+        elsewhere = DenoiseEngine(model, sampler, rng_seed=3, record_means=True)
         resumed = elsewhere.generate(request, from_denoise_step=denoise_step, state=state)
         assert arrays_digest(_finished(resumed)) == whole
 
@@ -91,23 +110,54 @@ def test_boundary_is_asked_between_steps_and_taking_states_changes_nothing(model
 
 
 def test_recorded_window_is_what_replay_needs(model: TinyQwenImage) -> None:
-    arrays = _finished(DenoiseEngine(model, SDE, rng_seed=0).generate(_request(0, 1)))
+    engine = DenoiseEngine(model, SDE, rng_seed=0, record_means=True)
+    arrays = _finished(engine.generate(_request(0, 1)))
     assert arrays["x_TBSC"].shape == (4, 2, 8, 64)
     assert arrays["logp_TB"].shape == (3, 2)
+    assert arrays["mean_TBSC"].shape == (3, 2, 8, 64)
     assert arrays["images"].shape == (2, 16, 32, 3)
     assert arrays["images"].dtype == np.uint8
-    sampler, text = build_flow_sde(SDE), model.encode(['A "407"'] * 2)
+    sampler, text = build_sde(SDE, model.sigmas(10, None)), model.encode(['A "407"'] * 2)
     with torch.inference_mode():
-        for index, denoise_step in enumerate(sampler.trained_steps):
+        for index, denoise_step in enumerate(range(*WINDOW)):
             x, following = (torch.from_numpy(arrays["x_TBSC"][index + offset]) for offset in (0, 1))
             v = model.velocity(x, torch.full((2,), float(sampler.sigmas[denoise_step])), text)
-            log_prob = sampler.log_prob(x, v, following, denoise_step)
+            steps_B = torch.full((2,), denoise_step)
+            log_prob = sampler.log_prob(x, v, following, steps_B)
             assert log_prob.numpy().tobytes() == arrays["logp_TB"][index].tobytes()
+            assert sampler.mean(x, v, steps_B).numpy().tobytes() == arrays["mean_TBSC"][index].tobytes()
+
+
+def test_means_are_recorded_only_where_they_are_asked_for(model: TinyQwenImage) -> None:
+    bare = _finished(DenoiseEngine(model, SDE, rng_seed=0).generate(_request(0)))
+    recorded = _finished(DenoiseEngine(model, SDE, rng_seed=0, record_means=True).generate(_request(0)))
+    assert set(recorded) - set(bare) == {"mean_TBSC"}
+    assert all(bare[name].tobytes() == recorded[name].tobytes() for name in bare)
+
+
+def test_the_request_says_which_steps_are_stochastic(model: TinyQwenImage) -> None:
+    """The window is drawn for each group: the sampler's own is what a request usually carries, no more."""
+    engine = DenoiseEngine(model, SDE, rng_seed=0)
+    early, late = (_finished(engine.generate(_request(0, sde=sde))) for sde in ((0, 2), (7, 9)))
+    assert early["logp_TB"].shape == late["logp_TB"].shape == (2, 1)
+    initial = batch_noise(0, ["p0"], [0], INITIAL_NOISE, (8, 64)).numpy()
+    assert early["x_TBSC"][0].tobytes() == initial.tobytes()
+    assert late["x_TBSC"][0].tobytes() != initial.tobytes()
+
+
+@pytest.mark.parametrize("sde", [(3, 3), (-1, 2), (8, 10), (0, 10)])
+def test_sde_steps_that_hold_the_last_step_or_none_are_refused(
+    model: TinyQwenImage, sde: tuple[int, int]
+) -> None:
+    with pytest.raises(BadInputError, match=r"are not inside \[0, 9\)"):
+        DenoiseEngine(model, SDE, rng_seed=0).generate(_request(0, sde=sde))
 
 
 def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage) -> None:
     arrays = _finished(
-        DenoiseEngine(model, OdeConfig(denoise_steps=4), rng_seed=9).generate(_request(5, 6, steps=4))
+        DenoiseEngine(model, OdeConfig(denoise_steps=4), rng_seed=9).generate(
+            _request(5, 6, steps=4, sde=None)
+        )
     )
     x = batch_noise(9, ["p0", "p0"], [5, 6], INITIAL_NOISE, (8, 64))
     text = model.encode(['A "407"'] * 2)
@@ -121,12 +171,13 @@ def test_ode_trajectory_equals_a_bare_loop(model: TinyQwenImage) -> None:
 def test_reused_steps_call_the_model_less(model: TinyQwenImage, monkeypatch: pytest.MonkeyPatch) -> None:
     sigmas: list[float] = []
     velocity = model.velocity
-    monkeypatch.setattr(
-        model,
-        "velocity",
-        lambda x, sigma, text: sigmas.append(round(sigma[0].item(), 3)) or velocity(x, sigma, text),
-    )
-    DenoiseEngine(model, OdeConfig(), rng_seed=0).generate(_request(0, reused=(2, 4, 6, 8)))
+
+    def recording(x: torch.Tensor, sigma: torch.Tensor, text: TextEmbeddings) -> torch.Tensor:
+        sigmas.append(round(sigma[0].item(), 3))
+        return velocity(x, sigma, text)
+
+    monkeypatch.setattr(model, "velocity", recording)
+    DenoiseEngine(model, OdeConfig(), rng_seed=0).generate(_request(0, reused=(2, 4, 6, 8), sde=None))
     assert sigmas == [1.0, 0.9, 0.7, 0.5, 0.3, 0.1]
 
 
@@ -138,7 +189,7 @@ def test_each_row_of_an_evaluation_has_its_own_prompt_and_noise(model: TinyQwenI
         prompts=prompts,
         seeds=(0, 0, 0),
         policy=POLICY,
-        fidelity=Fidelity(denoise_steps=10, stochastic=False),
+        fidelity=Fidelity(denoise_steps=10),
     )
     arrays = _finished(DenoiseEngine(model, SDE, rng_seed=0).generate(request))
     assert len({image.tobytes() for image in arrays["images"]}) == 3
@@ -174,7 +225,7 @@ def test_a_start_step_needs_its_state(model: TinyQwenImage) -> None:
 
 def test_digest_sees_names_dtypes_shapes_and_values() -> None:
     base = {"a": np.zeros(4, np.float32)}
-    variants = [
+    variants: list[Arrays] = [
         {"b": np.zeros(4, np.float32)},
         {"a": np.zeros(4, np.int32)},
         {"a": np.zeros((2, 2), np.float32)},

@@ -59,8 +59,9 @@ def test_text_is_one_hot_digits_then_end_marks() -> None:
 
 def test_a_prompt_is_encoded_by_its_quoted_target_alone(model: TinyQwenImage) -> None:
     encoded = model.encode(['A ticket that reads "407"', 'The number "407" on a bus'])
-    assert torch.equal(encoded[0], encoded[1])
-    assert torch.equal(encoded[:1], embed_text(["407"]))
+    assert torch.equal(encoded.tokens_BLD[0], encoded.tokens_BLD[1])
+    assert torch.equal(encoded.tokens_BLD[:1], embed_text(["407"]))
+    assert encoded.mask_BL is None
 
 
 @pytest.mark.parametrize("text", ["", "12345", "4a7", "4 7", "-1", "٤"])
@@ -107,10 +108,10 @@ def test_velocity_keeps_the_latent_shape_and_rows_apart(model: TinyQwenImage) ->
     generator = np.random.default_rng(0)
     x_BSC = torch.from_numpy(generator.standard_normal((3, *model.latent_shape_SC), dtype=np.float32))
     sigma_B = torch.tensor([1.0, 0.5, 0.1])
-    text = embed_text(["12", "345", "6789"])
+    text = model.encode(['A "12"', 'A "345"', 'A "6789"'])
     with torch.no_grad():
         velocity = model.velocity(x_BSC, sigma_B, text)
-        alone = model.velocity(x_BSC[1:2], sigma_B[1:2], text[1:2])
+        alone = model.velocity(x_BSC[1:2], sigma_B[1:2], text.rows(torch.tensor([1])))
     assert velocity.shape == x_BSC.shape
     torch.testing.assert_close(velocity[1:2], alone, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(velocity[0], velocity[1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spotlight_core.config import DataConfig, FleetConfig, ModelConfig, OdeConfig, RunConfig
+from spotlight_core.config import DataConfig, FleetConfig, OdeConfig, RunConfig, TinyModelConfig
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest, from_bytes
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
@@ -50,7 +50,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(weights: Path) -> str:
-    engine = DenoiseEngine(build_model(ModelConfig(weights=weights)), OdeConfig(denoise_steps=STEPS), 0)
+    engine = DenoiseEngine(
+        build_model(TinyModelConfig(weights=weights), "rollout"), OdeConfig(denoise_steps=STEPS), 0
+    )
     generated = engine.generate(REQUEST)
     assert isinstance(generated, Generated)
     return arrays_digest(generated.arrays)
@@ -74,7 +76,7 @@ def make_actor(
     config = RunConfig(
         name="test",
         iterations=1,
-        model=ModelConfig(weights=weights),
+        model=TinyModelConfig(weights=weights),
         data=DataConfig(prompts=folder),
         sampler=OdeConfig(denoise_steps=STEPS),
         fleet=FleetConfig(commit_every_steps=commit_every),
@@ -183,7 +185,9 @@ def test_load_confirms_what_it_runs(tmp_path: Path, weights: Path, expected: str
     store = WeightStore(tmp_path / "published")
     torch.manual_seed(1)
     other = store.publish("old", 1, build_transformer().state_dict())
-    base = store.publish("old", 0, build_model(ModelConfig(weights=weights)).transformer.state_dict())
+    base = store.publish(
+        "old", 0, build_model(TinyModelConfig(weights=weights), "rollout").transformer.state_dict()
+    )
     assert actor.load(other) == other.digest
     changed = run(actor, "a")[-1]
     assert isinstance(changed, FinishedResult)

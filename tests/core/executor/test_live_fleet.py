@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from spotlight_core.config import DataConfig, FleetConfig, ModelConfig, OdeConfig, RunConfig
+from spotlight_core.config import DataConfig, FleetConfig, OdeConfig, RunConfig, TinyModelConfig
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
@@ -75,12 +75,12 @@ def make_rig(folder: Path, run_id: str, trace: ProgressTrace | ClockTrace | None
     config = RunConfig(
         name="live",
         iterations=1,
-        model=ModelConfig(weights=folder / "tiny.safetensors"),
+        model=TinyModelConfig(weights=folder / "tiny.safetensors"),
         data=DataConfig(prompts=folder),
         sampler=OdeConfig(denoise_steps=6),
         fleet=FleetConfig(spot_nodes=spot_nodes, trace_speedup=1.0),
     )
-    weights = build_model(config.model).transformer.state_dict()
+    weights = build_model(config.model, "rollout").transformer.state_dict()
     policy = WeightStore(folder / "weights").publish("old", 0, weights)
     inbox, words = Inbox(epoch=1), []
     cluster = RayCluster(run_id)
@@ -136,7 +136,7 @@ async def run_requests(rig: Rig, iteration: int, requests: list[GenerationReques
 
 def expected_digests(rig: Rig, requests: list[GenerationRequest]) -> dict[str, str]:
     torch.set_num_threads(rig.config.services.torch_threads)
-    engine = DenoiseEngine(build_model(rig.config.model), rig.config.sampler, rig.config.rng_seed)
+    engine = DenoiseEngine(build_model(rig.config.model, "rollout"), rig.config.sampler, rig.config.rng_seed)
     digests = {}
     for request in requests:
         generated = engine.generate(request)

@@ -14,14 +14,18 @@ from spotlight_core.config import (
     FunctionRewardConfig,
     JpegSizeRewardConfig,
     OcrRewardConfig,
+    RewardPart,
     TemplateRewardConfig,
+    WeightedRewardConfig,
 )
 from spotlight_core.errors import BadInputError, ScorerError
+from spotlight_core.rewards import patience
 from spotlight_core.rewards import scorer as scorer_module
 from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.rewards.selftest import GOLDEN, golden_images
+from spotlight_core.types import PromptRow
 
-PROMPTS = [f'A "{text}"' for text in GOLDEN]
+PROMPTS = [PromptRow(text=f'A "{text}"') for text in GOLDEN]
 PIXELS = np.full((2, 4, 4, 3), 51, np.uint8)
 
 
@@ -31,6 +35,10 @@ def pool() -> Iterator[ScorerPool]:
     pool.check()
     yield pool
     pool.close()
+
+
+def _rows(*texts: str) -> list[PromptRow]:
+    return [PromptRow(text=text) for text in texts]
 
 
 def _function(tmp_path: Path, body: str) -> FunctionRewardConfig:
@@ -43,13 +51,13 @@ def _function(tmp_path: Path, body: str) -> FunctionRewardConfig:
 
 def test_both_rewards_answer(pool: ScorerPool) -> None:
     futures = [pool.submit(golden_images(), PROMPTS), pool.submit_held_out(golden_images(), PROMPTS)]
-    assert [future.result(60) for future in futures] == [[1.0] * 4, [1.0] * 4]
+    assert [future.result(60).scores for future in futures] == [(1.0,) * 4, (1.0,) * 4]
 
 
 def test_a_killed_scorer_is_restarted_and_the_score_is_the_same(pool: ScorerPool) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
-    assert pool.submit(golden_images(), PROMPTS).result(60) == [1.0] * 4
+    assert pool.submit(golden_images(), PROMPTS).result(60).scores == (1.0,) * 4
     assert pool.pids != [pid]
 
 
@@ -57,7 +65,7 @@ def test_the_scorer_ignores_a_terminals_interrupt(pool: ScorerPool) -> None:
     (pid,) = pool.pids
     os.kill(pid, signal.SIGINT)
     assert os.getpgid(pid) != os.getpgid(0)
-    assert pool.submit(golden_images(), PROMPTS).result(60) == [1.0] * 4
+    assert pool.submit(golden_images(), PROMPTS).result(60).scores == (1.0,) * 4
     assert pool.pids == [pid]
 
 
@@ -66,6 +74,8 @@ def test_batches_are_checked_before_they_are_sent(pool: ScorerPool) -> None:
         pool.submit(golden_images(), PROMPTS[:2])
     with pytest.raises(ValueError, match="one uint8 image"):
         pool.submit(golden_images().astype(np.float32), PROMPTS)
+    with pytest.raises(ValueError, match="one uint8 image"):
+        pool.submit(golden_images()[0], PROMPTS)
 
 
 def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +90,9 @@ def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.M
     )
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
-        assert pool.submit(PIXELS, ["once", "once"]).result(60) == [0.25, 0.25]
+        assert pool.submit(PIXELS, _rows("once", "once")).result(60).scores == (0.25, 0.25)
         with pytest.raises(ValueError, match="without a held-out reward"):
-            pool.submit_held_out(PIXELS, ["a", "b"])
+            pool.submit_held_out(PIXELS, _rows("a", "b"))
     finally:
         pool.close()
 
@@ -96,8 +106,8 @@ def test_a_failing_reward_ends_in_an_error_that_names_it(
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
         with pytest.raises(ScorerError, match="scorer 'function' failed 4 times"):
-            pool.submit(PIXELS, ["good", "bad"]).result(120)
-        assert pool.submit(PIXELS, ["good", "good"]).result(60) == [0.5, 0.5]
+            pool.submit(PIXELS, _rows("good", "bad")).result(120)
+        assert pool.submit(PIXELS, _rows("good", "good")).result(60).scores == (0.5, 0.5)
     finally:
         pool.close()
 
@@ -114,8 +124,37 @@ def test_a_hung_scorer_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
         pool.check()
-        monkeypatch.setattr(scorer_module, "REQUEST_SECONDS", 10.0)
-        assert pool.submit(PIXELS, ["hang", "hang"]).result(60) == [0.75, 0.75]
+        monkeypatch.setattr(patience, "REQUEST_SECONDS", 2.0)
+        assert pool.submit(PIXELS, _rows("hang", "hang")).result(60).scores == (0.75, 0.75)
+        (tmp_path / "calls").unlink()
+        monkeypatch.setattr(scorer_module, "ATTEMPTS", 1)
+        with pytest.raises(ScorerError, match=r"failed 1 time \(no answer in 2 seconds\)"):
+            pool.submit(PIXELS, _rows("hang", "hang")).result(60)
+    finally:
+        pool.close()
+
+
+def test_a_prompt_at_fault_is_not_tried_again(pool: ScorerPool) -> None:
+    with pytest.raises(ScorerError, match=r"'ocr' failed 1 time \(BadInputError: no quoted target"):
+        pool.submit(golden_images()[:1], _rows("no quotes")).result(60)
+
+
+def test_metadata_parts_and_videos_cross_the_process(tmp_path: Path) -> None:
+    body = "def score(image, prompt):\n    return float(image.mean()) / 255\n"
+    parts = (
+        RewardPart(weight=2.0, reward=_function(tmp_path, body)),
+        RewardPart(weight=0.0, reward=JpegSizeRewardConfig(type="jpeg_size")),
+    )
+    pool = ScorerPool(WeightedRewardConfig(type="weighted", parts=parts), None)
+    rows = [PromptRow(text="a", metadata={"include": [{"class": "dog", "count": 1}]}), PromptRow(text="中")]
+    try:
+        images = pool.submit(PIXELS, rows).result(60)
+        assert images.scores == (0.4, 0.4)
+        assert set(images.parts) == {"function", "jpeg_size"}
+        assert images.parts["function"] == (0.2, 0.2)
+        videos = np.stack([PIXELS, 2 * PIXELS, 4 * PIXELS], axis=1)
+        assert videos.shape == (2, 3, 4, 4, 3)
+        assert pool.submit(videos, rows).result(60).scores == pytest.approx((2 * 1.4 / 3,) * 2)
     finally:
         pool.close()
 
@@ -143,7 +182,7 @@ def test_close_ends_the_processes_and_refuses_more() -> None:
     assert not any(child.is_running() for child in children)
     assert pool.pids == []
     with pytest.raises(ScorerError, match="closed"):
-        pool.submit(PIXELS, ["a", "b"])
+        pool.submit(PIXELS, _rows("a", "b"))
 
 
 def test_the_scorer_dies_with_its_parent() -> None:

@@ -8,166 +8,32 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-NO_FILE = "none"  # TOML has no null: how a recipe drops a file that the one it extends names
+from spotlight_core.config.learning import (
+    AdvantageConfig,
+    EmaConfig,
+    GrpoGuardConfig,
+    LossConfig,
+    NftConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
+from spotlight_core.config.model import ModelConfig, TinyModelConfig
+from spotlight_core.config.rewards import OcrRewardConfig, RewardConfig, TemplateRewardConfig
+from spotlight_core.config.sampling import OdeConfig, SamplerConfig
+from spotlight_core.config.section import NO_FILE, Section
+
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # of the stores beside the runs
-
-
-class Section(BaseModel):
-    """A part of the recipe: frozen, documented field by field, no extra keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class ModelConfig(Section):
-    type: Literal["tiny"] = "tiny"
-    """The embedded model."""
-    weights: Path | None = None
-    """Safetensors to start from; the shipped base weights when absent."""
 
 
 class DataConfig(Section):
     prompts: Path
-    """A folder with ``train.txt`` and ``test.txt``, one prompt a line."""
+    """A folder with ``train`` and ``test`` as ``.txt``, one prompt a line, or as ``_metadata.jsonl``."""
     prompts_per_iteration: int = Field(8, ge=1, le=4096)
     """Prompts P of a batch."""
     seeds_per_prompt: int = Field(8, ge=2, le=4096)
     """Seeds K rolled out and trained for each prompt."""
-
-
-class OdeConfig(Section):
-    type: Literal["ode"] = "ode"
-    """Deterministic Euler steps; only losses that need no log-probabilities."""
-    denoise_steps: int = Field(10, ge=2, le=1000)
-    """Denoise steps S of a rollout."""
-    shift: float = Field(1.0, gt=0)
-    """Shift of the noise schedule."""
-
-
-class FlowSdeConfig(Section):
-    type: Literal["flow_sde"]
-    """Flow-GRPO's SDE (arXiv 2505.05470)."""
-    denoise_steps: int = Field(10, ge=2, le=1000)
-    """Denoise steps S of a rollout."""
-    shift: float = Field(1.0, gt=0)
-    """Shift of the noise schedule."""
-    noise_level: float = Field(0.7, gt=0)
-    """The noise level a."""
-    window: tuple[int, int] | None = None
-    """Half-open range of SDE steps, the only ones trained; all but the last when absent."""
-
-    @property
-    def trained_steps(self) -> range:
-        """The denoise steps that are stochastic and trained."""
-        first, end = self.window or (0, self.denoise_steps - 1)
-        return range(first, end)
-
-    @model_validator(mode="after")
-    def _window_inside(self) -> "FlowSdeConfig":
-        steps = self.trained_steps
-        if not (0 <= steps.start < steps.stop <= self.denoise_steps - 1):
-            raise ValueError(
-                f"window [{steps.start}, {steps.stop}) must lie inside [0, {self.denoise_steps - 1}): "
-                "the last denoise step is always an ODE step"
-            )
-        return self
-
-
-SamplerConfig = Annotated[OdeConfig | FlowSdeConfig, Field(discriminator="type")]
-
-
-class OcrRewardConfig(Section):
-    type: Literal["ocr"] = "ocr"
-    """RapidOCR reads the image; 1 - edit distance / length of the quoted target."""
-    characters: str = "0123456789"
-    """Characters the recogniser may answer with; empty for all it knows."""
-
-
-class TemplateRewardConfig(Section):
-    type: Literal["template"]
-    """Correlation with drawn glyphs of the embedded model's font: a check that OCR was not fooled."""
-
-
-class JpegSizeRewardConfig(Section):
-    type: Literal["jpeg_size"]
-    """Smaller JPEGs score higher: a cheap reward for trying things out."""
-
-
-class FunctionRewardConfig(Section):
-    type: Literal["function"]
-    """A Python function of your own: ``score(image, prompt) -> float`` in 0..1."""
-    file: Path
-    """The Python file that holds it."""
-    name: str = "score"
-    """The function's name; ``image`` is uint8 ``[height, width, 3]``."""
-
-
-RewardConfig = Annotated[
-    OcrRewardConfig | TemplateRewardConfig | JpegSizeRewardConfig | FunctionRewardConfig,
-    Field(discriminator="type"),
-]
-
-
-class NftConfig(Section):
-    type: Literal["nft"] = "nft"
-    """DiffusionNFT (arXiv 2509.16117)."""
-    beta: float = Field(0.1, gt=0)
-    """Strength of the implicit positive and negative policies."""
-    kl_weight: float = Field(0.0, ge=0)
-    """Weight of the squared velocity distance to the base model."""
-    old_decay: Literal[0, 1, 2] = 1
-    """How the rollout policy follows the trained one: 0 at once, 1 and 2 as in the paper's code."""
-    timesteps_per_sample: int = Field(4, ge=1)
-    """Training noise levels drawn for each sample in an update."""
-
-
-class GrpoConfig(Section):
-    type: Literal["grpo"]
-    """Flow-GRPO (arXiv 2505.05470)."""
-    clip_low: float = Field(1e-3, gt=0)
-    """Lower clip range of the ratio."""
-    clip_high: float = Field(1e-3, gt=0)
-    """Upper clip range of the ratio."""
-    kl_weight: float = Field(0.0, ge=0)
-    """Weight of the KL to the base model."""
-
-
-LossConfig = Annotated[NftConfig | GrpoConfig, Field(discriminator="type")]
-
-
-class AdvantageConfig(Section):
-    std: Literal["group", "global", "none"] = "group"
-    """Divide by the population std of the group, of the whole iteration, or not at all."""
-    clip: float = Field(5.0, gt=0)
-    """Advantages are clipped to plus and minus this."""
-
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerConfig(Section):
-    lr: float = Field(3e-4, gt=0)
-    """AdamW learning rate."""
-    weight_decay: float = Field(1e-4, ge=0)
-    """AdamW weight decay."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """AdamW betas."""
-    eps: float = Field(1e-8, gt=0)
-    """AdamW epsilon; lower it when the gradient RMS nears it."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient norm clip."""
-    updates_per_iteration: int = Field(2, ge=1)
-    """Optimizer steps per iteration; the batch is split among them by prompt group."""
-    samples_per_forward: int = Field(16, ge=1)
-    """Trajectories in one forward and backward; fixed, since sums depend on it."""
-
-
-class EmaConfig(Section):
-    decay: float = Field(0.9, ge=0, lt=1)
-    """Largest decay of the exponential moving average."""
-    interval: int = Field(1, ge=1)
-    """Optimizer steps between EMA updates."""
 
 
 class NoExplorationConfig(Section):
@@ -202,6 +68,8 @@ class EvaluationConfig(Section):
     """Micro-batch of an evaluation request."""
     final_images: int = Field(400, ge=1, le=100_000)
     """Held-out images of the first and the last evaluation."""
+    denoise_steps: int | None = Field(None, ge=2, le=1000)
+    """ODE steps of an evaluation; the rollout's number when absent."""
     target: float = 0.9
     """The score to reach; its first sustained crossing (two evaluations) prices the run."""
     held_out_reward: RewardConfig = TemplateRewardConfig(type="template")
@@ -261,19 +129,20 @@ class RunConfig(Section):
     """planned: exploration always completes, so weights do not depend on time; live: it has a deadline."""
     exploration_deadline_seconds: float = Field(10.0, gt=0)
     """With live decisions, how long exploration may go on after training ended."""
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = TinyModelConfig()
     data: DataConfig
     sampler: SamplerConfig = OdeConfig()
     reward: RewardConfig = OcrRewardConfig()
     loss: LossConfig = NftConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
     ema: EmaConfig = EmaConfig()
     exploration: ExplorationConfig = NoExplorationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     fleet: FleetConfig = FleetConfig()
     services: ServicesConfig = ServicesConfig()
-    prices: dict[str, float] = {"reserved": 10.08, "spot": 2.87}
+    prices: dict[str, float] = Field({"reserved": 10.08, "spot": 2.87})
     """USD per GPU-hour of each pool: means of published prices of 9 June 2026."""
 
     @model_validator(mode="before")
@@ -290,8 +159,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
-        if self.loss.type == "grpo" and self.sampler.type == "ode":
-            raise ValueError("loss grpo needs log-probabilities: set sampler.type = 'flow_sde'")
+        self._check_loss()
         if isinstance(self.loss, NftConfig) and self.loss.timesteps_per_sample > self.sampler.denoise_steps:
             raise ValueError(
                 f"loss.timesteps_per_sample = {self.loss.timesteps_per_sample} exceeds "
@@ -303,6 +171,23 @@ class RunConfig(Section):
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)
         return self
+
+    def _check_loss(self) -> None:
+        loss, sampler = self.loss, self.sampler
+        if isinstance(loss, NftConfig):
+            return
+        if isinstance(sampler, OdeConfig):
+            raise ValueError(f"loss {loss.type} needs log-probabilities: set sampler.type = 'flow_sde'")
+        if sampler.noise_level == 0:
+            raise ValueError(
+                f"loss {loss.type} needs log-probabilities and sampler.noise_level = 0 makes every step an "
+                "ODE step: raise it"
+            )
+        if isinstance(loss, GrpoGuardConfig) and sampler.type != "flow_sde":
+            raise ValueError(
+                f"loss grpo_guard regulates the ratio with flow_sde's step std and -dt, which "
+                f"{sampler.type} does not have: set sampler.type = 'flow_sde' or loss.type = 'grpo'"
+            )
 
     def _check_prices(self) -> None:
         for pool, nodes in (("reserved", self.fleet.reserved_nodes), ("spot", self.fleet.spot_nodes)):

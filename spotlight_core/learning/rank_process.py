@@ -1,0 +1,112 @@
+"""One rank of a sharded trainer: does what stdin says, answers on stdout, one JSON line each.
+
+    first line out   {"label"}  or  {"error", "remedy", "kind"} when the model cannot be built
+    request          {"do": "train" | "weights" | "save" | "load", ...}, the same to every rank
+    answer           {"metrics"} or {}  or  {"error", "remedy", "kind"}
+
+An error of our own is answered, by every rank when all have it at the same place.  Any other ends the
+process, since the ranks are no longer in step.  It ends with its input, and with its parent.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors.torch import save_file
+
+from spotlight_core.config import RunConfig
+from spotlight_core.diffusion.models import build_model
+from spotlight_core.errors import SpotlightError
+from spotlight_core.learning.ranks import read_groups
+from spotlight_core.learning.sharding import Ranks
+from spotlight_core.learning.trainer import PolicyTrainer
+
+PARENT_CHECK_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve until stdin closes; arguments are rank, number of ranks and the scratch folder."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent(os.getppid())
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    # A library's own prints must not land among the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    rank, size, scratch = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    try:
+        trainer = _build(rank, size, scratch)
+    except SpotlightError as error:
+        _answer(answers, _told(error))
+        sys.stdin.read()  # the parent waits for every rank's answer before it closes them
+        return
+    _answer(answers, {"label": trainer.rollout_label})
+    for line in sys.stdin:
+        try:
+            answer = _done(trainer, json.loads(line))
+        except SpotlightError as error:
+            answer = _told(error)
+        _answer(answers, answer)
+    trainer.close()
+
+
+def _build(rank: int, size: int, scratch: Path) -> PolicyTrainer:
+    config = RunConfig.model_validate_json((scratch / "recipe.json").read_text(encoding="utf-8"))
+    torch.set_num_threads(config.services.torch_threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+    checkpointing = config.trainer.gradient_checkpointing
+    model = build_model(config.model, "training", gradient_checkpointing=checkpointing)
+    device = next(model.transformer.parameters()).device
+    ranks = Ranks.joined(rank=rank, size=size, device_type=device.type, meeting=scratch / "meeting")
+    return PolicyTrainer(model, config, ranks)
+
+
+def _done(trainer: PolicyTrainer, request: dict[str, Any]) -> dict[str, Any]:
+    if request["do"] == "train":
+        groups = read_groups(Path(request["groups"]))
+        return {"metrics": trainer.train(groups, request["iteration"])}
+    if request["do"] == "save":
+        trainer.save(Path(request["folder"]))
+    elif request["do"] == "load":
+        trainer.load(Path(request["folder"]))
+    else:
+        which = {
+            "trained": trainer.trained_weights,
+            "rollout": trainer.rollout_weights,
+            "ema": trainer.ema_weights,
+        }
+        weights = which[request["which"]]()
+        if trainer.ranks.rank == 0:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, request["file"])
+    return {}
+
+
+def _told(error: SpotlightError) -> dict[str, Any]:
+    return {"error": error.problem, "remedy": error.remedy, "kind": type(error).__name__}
+
+
+def _answer(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Leave when the parent is gone: a sibling that inherited the pipe could hold it open."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

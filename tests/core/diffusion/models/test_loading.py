@@ -1,0 +1,90 @@
+"""What a user meets when the recipe's model is not there, or is another one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from diffusers import FluxPipeline
+
+from spotlight_core.config.model import TinyModelConfig
+from spotlight_core.diffusion.models import build_model
+from spotlight_core.errors import BadInputError
+from tests.core.diffusion.models.tiny_pipelines import recipe
+
+
+def test_a_missing_folder_and_one_without_a_model(tmp_path: Path, family: str) -> None:
+    with pytest.raises(BadInputError, match=r"no folder '.*absent', and it is no Hub id: give model.path"):
+        build_model(recipe(family, tmp_path / "absent"), "rollout")
+    with pytest.raises(BadInputError, match=r"no model_index.json in"):
+        build_model(recipe(family, tmp_path), "rollout")
+
+
+def test_a_hub_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BadInputError, match=r"no model at 'nobody/nothing' \(.+\): give model.path a Hub id"):
+        build_model(recipe("flux", Path("nobody/nothing")), "rollout")
+
+
+def test_another_familys_weights_name_their_own_type(folders: dict[str, Path]) -> None:
+    with pytest.raises(BadInputError, match=r'holds a StableDiffusion3Pipeline.*: set model.type = "sd3"'):
+        build_model(recipe("flux", folders["sd3"]), "rollout")
+
+
+def test_a_pipeline_of_no_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "KolorsPipeline"}))
+    with pytest.raises(BadInputError, match=r"holds a KolorsPipeline.*: give a FluxPipeline"):
+        build_model(recipe("flux", tmp_path), "rollout")
+
+
+def test_pickled_weights_are_not_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(folders["flux"], folder)
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(BadInputError, match=r"cannot be loaded as a FluxPipeline .*safetensors"):
+        build_model(recipe("flux", folder), "rollout")
+
+
+def test_wan_of_two_transformers_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    shutil.copytree(folders["wan"], folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    index["transformer_2"] = ["diffusers", "WanTransformer3DModel"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInputError, match="has two transformers"):
+        build_model(recipe("wan", folder), "rollout")
+
+
+def test_sizes_and_texts_beyond_the_family(folders: dict[str, Path], family: str) -> None:
+    folder = folders[family]
+    with pytest.raises(BadInputError, match=r"model.height = 40 is no multiple of 16: give 32 or 48"):
+        build_model(recipe(family, folder, height=40), "rollout")
+    with pytest.raises(BadInputError, match=r"model.width = 8 is no multiple of 16: give 16 or 16"):
+        build_model(recipe(family, folder, width=8), "rollout")
+    if family != "qwen_image":
+        with pytest.raises(BadInputError, match=r"model.max_text_tokens = 513 .*: give at most 512"):
+            build_model(recipe(family, folder, max_text_tokens=513), "rollout")
+
+
+def test_flux_takes_no_negative_prompt(folders: dict[str, Path]) -> None:
+    with pytest.raises(BadInputError, match=r"model\.negative_prompt = 'blurred' has no use in FLUX"):
+        build_model(recipe("flux", folders["flux"], negative_prompt="blurred"), "rollout")
+
+
+def test_a_flux_without_guidance_input_takes_none(tmp_path: Path) -> None:
+    from tests.core.diffusion.models.tiny_pipelines import flux
+
+    flux(guidance_embeds=False).save_pretrained(tmp_path)
+    assert isinstance(FluxPipeline.from_pretrained(tmp_path), FluxPipeline)
+    model = build_model(recipe("flux", tmp_path, guidance=9.0), "rollout")
+    import torch
+
+    x_BSC = torch.ones(1, *model.latent_shape_SC)
+    with torch.no_grad():
+        assert model.velocity(x_BSC, torch.ones(1), model.encode(['A "4"'])).shape == x_BSC.shape
+
+
+def test_the_embedded_models_weights_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no model weights at"):
+        build_model(TinyModelConfig(weights=tmp_path / "absent.safetensors"), "rollout")
