@@ -75,6 +75,7 @@ class Seconds:
 class Memory:
     """Bytes on one GPU of the trainer, and of a rollout's model and latents beside or without it."""
 
+    text_encoders: float
     frozen: float
     trained: float
     gradients: float
@@ -87,7 +88,8 @@ class Memory:
     @property
     def training(self) -> float:
         return (
-            self.frozen
+            self.text_encoders
+            + self.frozen
             + self.trained
             + self.gradients
             + self.optimizer
@@ -187,6 +189,7 @@ def memory_of(config: RunConfig, model: DiffusersModelConfig, size: ModelSize, s
     weights = size.transformer * DTYPE_BYTES[model.rollout_dtype]
     beside = (size.text_encoders + size.vae) * DTYPE_BYTES[model.rollout_dtype]
     return Memory(
+        text_encoders=size.text_encoders * DTYPE_BYTES[model.training_dtype],  # whole on every rank
         frozen=frozen / ranks,
         trained=4 * trained / ranks,
         gradients=4 * trained / ranks,

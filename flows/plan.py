@@ -209,6 +209,7 @@ def _memory(memory: Memory) -> str:
     kept = {"kept policies": memory.kept} if memory.kept else {}
     frozen = {"frozen weights": memory.frozen} if memory.frozen else {}
     parts = {
+        "text encoders": memory.text_encoders,
         **frozen,
         "trained weights": memory.trained,
         "gradients": memory.gradients,

@@ -11,7 +11,13 @@ import psutil
 from flows.estimate import disk_of, trained_parameters
 from flows.model_files import check_model
 from flows.model_size import size_of
-from spotlight_core.config import DiffusersModelConfig, FunctionRewardConfig, RunConfig, flattened
+from spotlight_core.config import (
+    DiffusersModelConfig,
+    FunctionRewardConfig,
+    RunConfig,
+    VlmJudgeRewardConfig,
+    flattened,
+)
 from spotlight_core.data.prompts import prompt_file, quoted_target, read_prompts, read_rows
 from spotlight_core.data.requirements import row_checks, single_rewards
 from spotlight_core.diffusion.tiny.glyphs import check_text
@@ -54,6 +60,8 @@ def check_run(
     _check_files(config)
     notes += check_model(config)
     _check_ports(config)
+    if not dry_run:
+        _check_judges(config)
     for lacks in _machine_faults(config, folder):
         if not dry_run:
             raise lacks
@@ -189,6 +197,17 @@ def _check_files(config: RunConfig) -> None:
                 from spotlight_core.rewards.base import build_reward
 
                 build_reward(single)
+
+
+def _check_judges(config: RunConfig) -> None:
+    """A judge behind an address answers as it should, before anything is started for it."""
+    from spotlight_core.rewards.base import build_reward
+    from spotlight_core.rewards.selftest import self_test
+
+    for reward in (config.reward, config.evaluation.held_out_reward):
+        for single in single_rewards(reward):
+            if isinstance(single, VlmJudgeRewardConfig):
+                self_test(build_reward(single))
 
 
 def _check_ports(config: RunConfig) -> None:

@@ -203,7 +203,7 @@ class Plant:
         self._fleet_open = True
         self._closers.append(self.close_fleet)
         self._weights = WeightStore(folder.weights)
-        self.trainer = build_trainer(config)
+        self.trainer = build_trainer(config, folder.trainer)
         self._closers.append(self.trainer.close)
         self.phases = LivePhases(
             planner=self.planner,

@@ -150,6 +150,11 @@ class RunFolder:
         return self.path / "tensor_store"
 
     @property
+    def trainer(self) -> Path:
+        """Where a trainer of several processes exchanges files; of no use once they have ended."""
+        return self.path / "trainer"
+
+    @property
     def images(self) -> Path:
         return self.path / "images"
 

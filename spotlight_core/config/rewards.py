@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from spotlight_core.config.section import Section
 
@@ -17,6 +17,12 @@ class OcrRewardConfig(Section):
     """Find the lines of text first; else the whole image is read as one line."""
     characters: str = "0123456789"
     """Characters that a line read whole may hold; empty for all.  With detect, all are read."""
+
+    @model_validator(mode="after")
+    def _paddle_detects(self) -> "OcrRewardConfig":
+        if self.engine == "paddleocr" and not self.detect:
+            raise ValueError("engine paddleocr reads found lines only: set detect = true")
+        return self
 
 
 class TemplateRewardConfig(Section):

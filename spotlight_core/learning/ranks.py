@@ -15,7 +15,6 @@ import queue
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,14 +61,16 @@ class Trainer(Protocol):
     def close(self) -> None: ...
 
 
-def build_trainer(config: RunConfig) -> Trainer:
+def build_trainer(config: RunConfig, scratch: Path) -> Trainer:
     """The recipe's trainer; with several ranks their processes are started and load meanwhile.
+
+    ``scratch`` is a folder for their files: emptied first, gone when they end.
 
     Raises:
         BadInputError: the model cannot be built.
     """
     if config.trainer.ranks > 1:
-        return TrainerRanks(config)
+        return TrainerRanks(config, scratch)
     checkpointing = config.trainer.gradient_checkpointing
     return PolicyTrainer(build_model(config.model, "training", gradient_checkpointing=checkpointing), config)
 
@@ -77,8 +78,11 @@ def build_trainer(config: RunConfig) -> Trainer:
 class TrainerRanks:
     """One process for each of ``trainer.ranks``.  Used by one thread at a time (``_lock``)."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="spotlight-trainer-"))
+    def __init__(self, config: RunConfig, scratch: Path) -> None:
+        """See ``build_trainer``."""
+        self._scratch = scratch.absolute()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # of a run that was killed
+        self._scratch.mkdir(parents=True)
         (self._scratch / "recipe.json").write_text(config.model_dump_json(), encoding="utf-8")
         self._lock = threading.Lock()
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()

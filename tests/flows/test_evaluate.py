@@ -1,4 +1,7 @@
-"""`spotlight evaluate` and `spotlight export` on a finished run: the scores are those of the run itself."""
+"""A video model from a recipe to an export, through the flow on a real fleet, and what is asked of it after.
+
+`spotlight evaluate` gives the run's own scores; `spotlight export` what stock diffusers loads.
+"""
 
 import json
 import re
@@ -11,6 +14,14 @@ import pytest
 from PIL import Image
 
 from tasks.run_folder import RunFolder, read_records
+from tests.core.diffusion.models.tiny_pipelines import (
+    FRAMES,
+    HEIGHT,
+    MAX_TEXT_TOKENS,
+    WIDTH,
+    save_pipeline,
+    stock_pipeline,
+)
 from tests.flows.live import environment, nothing_left, train, write_inputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,11 +39,54 @@ print(json.dumps({"evaluation": dataclasses.asdict(found.evaluation), "parts": f
 """
 
 
+RECIPE = f"""
+extends = "lora"
+iterations = 2
+[model]
+type = "wan"
+path = "wan"
+height = {HEIGHT}
+width = {WIDTH}
+frames = {FRAMES}
+max_text_tokens = {MAX_TEXT_TOKENS}
+guidance = 2.0
+[model.lora]
+rank = 4
+alpha = 8
+[sampler]
+type = "cps"
+denoise_steps = 4
+[sampler.window]
+type = "progressive"
+size = 2
+iterations_per_move = 1
+[reward]
+type = "weighted"
+parts = [
+    {{ weight = 1.0, reward = {{ type = "jpeg_size" }} }},
+    {{ weight = 0.5, reward = {{ type = "function", file = "ink.py" }} }},
+]
+[optimizer]
+lr = 1e-2
+[trainer]
+gradient_checkpointing = true
+[evaluation]
+denoise_steps = 5
+[evaluation.held_out_reward]
+type = "function"
+file = "ink.py"
+"""
+INK = "def score(image, prompt):\n    return float((image < 128).mean())\n"
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A finished run of a LoRA under a weighted reward."""
+    """A finished run of a video model's LoRA under a weighted reward."""
     runs = write_inputs(tmp_path_factory.mktemp("evaluate"))
-    train(runs, "tuned", "--override", "iterations=2", recipe="lora")
+    save_pipeline("wan", runs.parent / "wan")
+    (runs.parent / "ink.py").write_text(INK)
+    (runs.parent / "video.toml").write_text(RECIPE)
+    train(runs, "tuned", recipe="video")
     return RunFolder(runs / "tuned")
 
 
@@ -63,8 +117,8 @@ def test_a_run_and_its_last_checkpoint_score_what_the_run_itself_did(tuned: RunF
 
     assert found["evaluation"] == recorded
     assert found["heard"] == [2, 2]
-    assert found["parts"].keys() == {"ocr", "jpeg_size"}
-    weighted = found["parts"]["ocr"] + 0.5 * found["parts"]["jpeg_size"]
+    assert found["parts"].keys() == {"jpeg_size", "function"}
+    weighted = found["parts"]["jpeg_size"] + 0.5 * found["parts"]["function"]
     assert recorded["score"] == pytest.approx(weighted, abs=1e-12)
     assert exact(tuned, str(tuned.checkpoints / "2")) == found
     # Another checkpoint is another policy.
@@ -85,8 +139,8 @@ def test_the_command_says_scores_parts_and_where_the_images_are(tuned: RunFolder
     assert re.fullmatch(
         f"ema-2: score {number}, held out {number}, grey share {number} over 2 images", said[-4]
     )
-    assert re.fullmatch(f"  ocr {number}", said[-3])
-    assert re.fullmatch(f"  jpeg_size {number}", said[-2])
+    assert re.fullmatch(f"  jpeg_size {number}", said[-3])
+    assert re.fullmatch(f"  function {number}", said[-2])
     assert said[-1] == f"images {grid}"
     assert Image.open(grid).width > 100
 
@@ -104,5 +158,8 @@ def test_a_run_and_its_last_checkpoint_export_the_same_bytes(tuned: RunFolder, t
         written[name] = {str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()}
     assert written["run"] == written["checkpoint"]
     assert "pytorch_lora_weights.safetensors" in written["run"]
+    pipeline = stock_pipeline("wan", tuned.runs.parent / "wan")
+    pipeline.load_lora_weights(tmp_path / "run")
+    assert next(iter(pipeline.transformer.peft_config.values())).r == 4
     recorded = list(read_records(tuned.iterations))[-1]["evaluation"]
     assert f"| {recorded['score']:.4f} |" in written["run"]["README.md"].decode()

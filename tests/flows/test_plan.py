@@ -101,6 +101,7 @@ def test_memory_is_sharded_over_ranks_and_depends_on_what_is_trained() -> None:
     lora = trained_parameters(model, size, settings)
     memory = memory_of(config, model, size, settings)
     assert memory.frozen == size.transformer * 2 / 2
+    assert memory.text_encoders == 2 * size.text_encoders
     assert (memory.trained, memory.gradients, memory.average) == (4 * lora / 2,) * 3
     assert (memory.optimizer, memory.kept) == (8 * lora / 2, 4 * lora / 2)
     assert memory.rollout == 2 * size.total

@@ -55,9 +55,10 @@ def test_groups_travel_to_the_bit(tmp_path: Path) -> None:
     assert (other.sde_steps, other.parts, other.arrays) == (None, {}, {})
 
 
-def test_one_rank_is_a_trainer_in_this_process() -> None:
+def test_one_rank_is_a_trainer_in_this_process(tmp_path: Path) -> None:
     recipe = config(NFT | LORA, trainer={"gradient_checkpointing": True})
-    trainer = build_trainer(recipe)
+    trainer = build_trainer(recipe, tmp_path / "scratch")
+    assert not (tmp_path / "scratch").exists()
     assert isinstance(trainer, PolicyTrainer)
     assert trainer.model.transformer.is_gradient_checkpointing
     trainer.close()
@@ -69,10 +70,13 @@ def recipe() -> RunConfig:
 
 
 @pytest.fixture
-def ranks(recipe: RunConfig) -> Iterator[TrainerRanks]:
-    trainer = TrainerRanks(recipe)
+def ranks(recipe: RunConfig, tmp_path: Path) -> Iterator[TrainerRanks]:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "meeting").write_text("of a run that was killed")
+    trainer = TrainerRanks(recipe, tmp_path / "scratch")
     yield trainer
     trainer.close()
+    assert not (tmp_path / "scratch").exists()
 
 
 @pytest.mark.slow
@@ -104,7 +108,7 @@ def test_two_processes_do_as_one(ranks: TrainerRanks, recipe: RunConfig, tmp_pat
     alone.save(tmp_path / "one")
     ranks.load(tmp_path / "one")
     assert all(torch.equal(t, alone.ema_weights()[n]) for n, t in ranks.ema_weights().items())
-    build_trainer(config(GRPO)).save(tmp_path / "other")
+    build_trainer(config(GRPO), tmp_path).save(tmp_path / "other")
     with pytest.raises(TrainingError, match="does not fit this recipe"):  # on all ranks, which live on
         ranks.load(tmp_path / "other")
     assert ranks.rollout_weights().keys() == alone.rollout_weights().keys()
@@ -141,9 +145,9 @@ def test_an_error_of_one_rank_alone_is_raised_though_the_other_waits_for_it(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_built_is_the_recipes_error() -> None:
+def test_a_model_that_cannot_be_built_is_the_recipes_error(tmp_path: Path) -> None:
     recipe = config(NFT | TWO, model={"type": "tiny", "weights": "no_such_file.safetensors"})
-    trainer = TrainerRanks(recipe)
+    trainer = TrainerRanks(recipe, tmp_path / "scratch")
     with pytest.raises(BadInputError, match="no_such_file"):
         trainer.check()
     trainer.close()
@@ -156,12 +160,13 @@ def test_ranks_end_with_their_parent(tmp_path: Path, recipe: RunConfig) -> None:
         import pathlib, sys, time
         from spotlight_core.config import RunConfig
         from spotlight_core.learning.ranks import TrainerRanks
-        trainer = TrainerRanks(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_text()))
+        recipe, scratch = map(pathlib.Path, sys.argv[1:])
+        trainer = TrainerRanks(RunConfig.model_validate_json(recipe.read_text()), scratch)
         print(*trainer.pids, flush=True)
         time.sleep(120)
     """
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "recipe.json")],
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "recipe.json"), str(tmp_path / "s")],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

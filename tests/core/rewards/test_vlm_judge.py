@@ -1,15 +1,12 @@
 """The judge against a local endpoint that refuses, hangs, rate-limits and talks nonsense."""
 
 import base64
-import contextlib
 import io
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,77 +21,13 @@ from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.rewards.selftest import self_test
 from spotlight_core.rewards.vlm_judge import VlmJudgeReward
 from spotlight_core.types import PromptRow
-
-MODEL = "judge-7b"
-Answer = tuple[int, dict[str, str], bytes]
-
-
-def _ok(content: str) -> Answer:
-    return 200, {}, json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-
-
-def _graded(body: dict[str, Any], call: int) -> Answer:
-    return _ok('{"grade": 7}')
-
-
-@dataclass
-class Endpoint:
-    """What was asked, and what is answered: ``answer(body, number of the call)``."""
-
-    answer: Callable[[dict[str, Any], int], Answer] = _graded
-    models: Answer = (200, {}, json.dumps({"data": [{"id": MODEL}, {"id": "other"}]}).encode())
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    busy: int = 0
-    most_busy: int = 0
-    url: str = ""
-
-    def serve(self, handler: BaseHTTPRequestHandler, lock: threading.Lock) -> None:
-        length = int(handler.headers.get("Content-Length", 0))
-        body = json.loads(handler.rfile.read(length)) if length else {}
-        with lock:
-            self.paths.append(f"{handler.command} {handler.path}")
-            self.headers.append(dict(handler.headers))
-            if handler.command == "POST":
-                self.calls.append(body)
-            number = len(self.calls)
-            self.busy += 1
-            self.most_busy = max(self.most_busy, self.busy)
-        status, headers, payload = self.models if handler.command == "GET" else self.answer(body, number)
-        with lock:
-            self.busy -= 1
-        with contextlib.suppress(ConnectionError):  # whoever asked may have hung up
-            handler.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(payload))}).items():
-                handler.send_header(name, value)
-            handler.end_headers()
-            handler.wfile.write(payload)
-            handler.wfile.flush()
+from tests.core.rewards.endpoint import MODEL, Answer, Endpoint, graded, ok, serving
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    state, lock = Endpoint(), threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.serve(self, lock)
-
-        def do_POST(self) -> None:
-            state.serve(self, lock)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving() as state:
+        yield state
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +81,7 @@ def test_answers_come_in_order_from_parallel_calls(endpoint: Endpoint) -> None:
     def by_first_pixel(body: dict[str, Any], call: int) -> Answer:
         number = int(_pixels(body)[0, 0, 0])
         time.sleep(0.02 * (6 - number))  # the first image is answered last
-        return _ok(json.dumps({"grade": number}))
+        return ok(json.dumps({"grade": number}))
 
     endpoint.answer = by_first_pixel
     scores = _judge(endpoint, concurrency=3).score(images, _rows(*"abcdef"))
@@ -157,7 +90,7 @@ def test_answers_come_in_order_from_parallel_calls(endpoint: Endpoint) -> None:
 
 
 def test_the_same_image_and_prompt_get_the_same_grade(endpoint: Endpoint) -> None:
-    endpoint.answer = lambda body, call: _ok(json.dumps({"grade": call}))  # never the same
+    endpoint.answer = lambda body, call: ok(json.dumps({"grade": call}))  # never the same
     judge, image = _judge(endpoint, concurrency=1), _images(1)
     twice = np.concatenate([image, image])
     assert judge.score(twice, _rows("a", "a")) == [0.1, 0.1]
@@ -186,14 +119,14 @@ def test_the_cache_is_bounded(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatc
         ((429, {"Retry-After": "0.01"}, b"slow down"), "HTTP 429 slow down"),
         ((200, {}, b"<html>"), "no JSON"),
         ((200, {}, b'{"choices": []}'), "no chat completion"),
-        (_ok("I would say 7."), "I would say 7"),
-        (_ok('{"grade": 11}'), "11"),
+        (ok("I would say 7."), "I would say 7"),
+        (ok('{"grade": 11}'), "11"),
     ],
 )
 def test_what_may_pass_is_tried_again_and_ends_in_an_error(
     endpoint: Endpoint, failure: Answer, cause: str
 ) -> None:
-    endpoint.answer = lambda body, call: failure if call < 3 else _ok('{"grade": 4}')
+    endpoint.answer = lambda body, call: failure if call < 3 else ok('{"grade": 4}')
     judge = _judge(endpoint, attempts=3)
     assert judge.score(_images(1), _rows("a")) == [0.4]
     assert len(endpoint.calls) == 3
@@ -218,7 +151,7 @@ def test_a_silent_endpoint_is_given_up(endpoint: Endpoint) -> None:
 
     def hang(body: dict[str, Any], call: int) -> Answer:
         released.wait(10)
-        return _ok('{"grade": 1}')
+        return ok('{"grade": 1}')
 
     endpoint.answer = hang
     judge = _judge(endpoint, timeout_seconds=0.2, attempts=2)
@@ -241,7 +174,7 @@ def test_one_bad_image_among_good_ones_is_an_error_and_the_good_ones_are_kept(en
     images[1] = 0
 
     def not_black(body: dict[str, Any], call: int) -> Answer:
-        return _ok('{"grade": 7}') if _pixels(body).any() else (400, {}, b"black")
+        return ok('{"grade": 7}') if _pixels(body).any() else (400, {}, b"black")
 
     endpoint.answer = not_black
     judge = _judge(endpoint, concurrency=1)
@@ -254,7 +187,7 @@ def test_one_bad_image_among_good_ones_is_an_error_and_the_good_ones_are_kept(en
 
 def test_retry_after_is_honoured_within_reason(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint.answer = lambda body, call: (
-        (429, {"Retry-After": "0.5"}, b"") if call == 1 else _graded(body, call)
+        (429, {"Retry-After": "0.5"}, b"") if call == 1 else graded(body, call)
     )
     began = time.monotonic()
     assert _judge(endpoint).score(_images(1), _rows("a")) == [0.7]
@@ -314,7 +247,7 @@ def test_the_self_test_asks_twice_past_the_cache(endpoint: Endpoint) -> None:
     self_test(judge)
     assert len(endpoint.calls) == 2
     assert np.array_equal(_pixels(endpoint.calls[0]), _pixels(endpoint.calls[1]))
-    endpoint.answer = lambda body, call: _ok(json.dumps({"grade": call}))
+    endpoint.answer = lambda body, call: ok(json.dumps({"grade": call}))
     with pytest.raises(ScorerError, match=r"vlm_judge graded one image 0\.3 and 0\.4"):
         self_test(judge)
     judge.close()
@@ -334,7 +267,7 @@ def test_a_judge_that_gave_up_in_its_process_is_not_asked_again(endpoint: Endpoi
         assert caught.value.problem.startswith("scorer 'vlm_judge' failed 1 time (ScorerGaveUp: ")
         assert f"at {endpoint.url}) failed 2 times (HTTP 500 out of memory)" in caught.value.problem
         assert len(endpoint.calls) == asked + 2
-        endpoint.answer = _graded
+        endpoint.answer = graded
         assert pool.submit(_images(1), _rows("c")).result(60).scores == (0.7,)
     finally:
         pool.close()
