@@ -21,6 +21,7 @@ from spotlight_core.config import (
 )
 from spotlight_core.data.requirements import single_rewards
 from spotlight_core.errors import BadInputError
+from spotlight_core.executor.gpus import local_gpus
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FAMILIES = {pipeline: family for family, (pipeline, _) in PIPELINES.items()}
@@ -57,15 +58,6 @@ def hub_cache() -> Path:
     """Where huggingface_hub keeps what it downloaded."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
-def local_gpus() -> int:
-    """NVIDIA GPUs of this machine, counted without loading torch; CUDA_VISIBLE_DEVICES holds."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _model_index(model: DiffusersModelConfig) -> Path | None:
@@ -121,7 +113,7 @@ def _to_download(hub_id: str) -> str:
 
 
 def _machine_notes(config: RunConfig) -> list[str]:
-    gpus, ranks, model = local_gpus(), config.trainer.ranks, config.model
+    gpus, ranks, model = len(local_gpus()), config.trainer.ranks, config.model
     notes = []
     if gpus == 0:
         notes.append(

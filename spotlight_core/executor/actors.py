@@ -35,12 +35,17 @@ SIGN_OF_LIFE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSetup:
-    """What an actor is made from.  ``config`` is the resolved recipe as JSON; ``points`` its node's trace."""
+    """What an actor is made from.
+
+    ``config`` is the resolved recipe as JSON; ``points`` its node's trace; ``gpu`` the one that it has
+    here, None on a machine without; ``gpus`` what is paid for.
+    """
 
     node: str
     incarnation: int
     pool: str
     gpus: int
+    gpu: str | None = None
     config: str
     weights: Path
     nodes: Path

@@ -116,8 +116,10 @@ class RayCluster:
             )
         self._connected = True
 
-    def add_node(self, name: str, incarnation: int) -> int:
+    def add_node(self, name: str, incarnation: int, gpu: str | None = None) -> int:
         """Start a node and return its raylet's pid once it is registered; several may boot at once.
+
+        ``gpu`` is the only one that the node's processes see.
 
         Raises:
             FleetError: the node does not come up.
@@ -129,7 +131,8 @@ class RayCluster:
             retry=tenacity.retry_if_exception_type(FleetError),
             reraise=True,
         )
-        node = retrying(self._boot, name, incarnation, {"gcs_address": self.address, "node_manager_port": 0})
+        extra = {"gcs_address": self.address, "node_manager_port": 0}
+        node = retrying(self._boot, name, incarnation, extra, gpu)
         return _raylet(node).pid
 
     def alive(self, name: str, incarnation: int) -> bool:
@@ -174,7 +177,7 @@ class RayCluster:
 
     # -- starting -------------------------------------------------------------------------------------
 
-    def _boot(self, name: str, incarnation: int, extra: dict[str, Any]) -> Any:
+    def _boot(self, name: str, incarnation: int, extra: dict[str, Any], gpu: str | None = None) -> Any:
         """Start Ray's processes for one node; waits until the head knows it."""
         from ray._private.node import Node
         from ray._private.parameter import RayParams
@@ -191,7 +194,7 @@ class RayCluster:
         sockets = self.folder / "s"
         parameters = RayParams(
             num_cpus=0,  # work is placed by the node's own resource alone
-            num_gpus=0,
+            num_gpus=0 if gpu is None else 1,
             resources={node_resource(name, incarnation): 1.0},
             object_store_memory=OBJECT_STORE_BYTES,
             min_worker_port=0,
@@ -203,7 +206,7 @@ class RayCluster:
             # Named here: Ray numbers them by what it finds, and nodes that boot at once find the same.
             raylet_socket_name=str(sockets / f"{name}-{incarnation}.r"),
             plasma_store_socket_name=str(sockets / f"{name}-{incarnation}.p"),
-            env_vars=_node_environment(name, incarnation),
+            env_vars=_node_environment(name, incarnation, gpu),
             **extra,
         )
         head = (name, incarnation) == HEAD
@@ -289,12 +292,13 @@ class RayCluster:
                 process.wait(2.0)
 
 
-def _node_environment(name: str, incarnation: int) -> dict[str, str]:
-    """For a node's processes alone: its mark, idle threads that sleep, and where our code is."""
+def _node_environment(name: str, incarnation: int, gpu: str | None) -> dict[str, str]:
+    """For a node's processes alone: its mark, its GPU, idle threads that sleep, and where our code is."""
     here = str(Path(spotlight_core.__file__).parent.parent)
     former = os.environ.get("PYTHONPATH")
     return {
         NODE_VARIABLE: f"{name}-{incarnation}",
+        "CUDA_VISIBLE_DEVICES": gpu or "",
         "OMP_WAIT_POLICY": "PASSIVE",
         "RAY_BACKEND_LOG_LEVEL": "warning",
         "PYTHONPATH": here if not former else f"{here}{os.pathsep}{former}",

@@ -19,6 +19,7 @@ from spotlight_core.errors import FleetError
 from spotlight_core.events import Lost, NodeJoined
 from spotlight_core.executor.actors import ActorSetup
 from spotlight_core.executor.cluster import RayCluster
+from spotlight_core.executor.gpus import gpu_of, local_gpus
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.ray import RayExecutor, create_actor
@@ -145,6 +146,7 @@ class LiveFleet:
                 incarnation=incarnation,
                 pool=pool,
                 gpus=1,
+                gpu=gpu_of(node, self._config.fleet.reserved_nodes, local_gpus()),
                 config=self._config_json,
                 weights=self._weights.absolute(),
                 nodes=self._log.folder.absolute(),
@@ -157,7 +159,7 @@ class LiveFleet:
 
     def _bring_up(self, setup: ActorSetup) -> None:
         try:
-            self._cluster.add_node(setup.node, setup.incarnation)
+            self._cluster.add_node(setup.node, setup.incarnation, setup.gpu)
             actor = create_actor(setup, self._inbox.epoch)
             started_at = self._wait_for(actor)
         except Exception as error:  # whatever it was, start() must not take the node for ready

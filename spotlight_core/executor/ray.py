@@ -63,6 +63,7 @@ def create_actor(setup: ActorSetup, epoch: int) -> Any:
     actor = remote.options(
         name=f"{setup.node}-{setup.incarnation}-epoch-{epoch}",
         num_cpus=0,
+        num_gpus=0 if setup.gpu is None else 1,
         resources={node_resource(setup.node, setup.incarnation): 1},
         max_restarts=0,
         max_task_retries=0,

@@ -199,8 +199,9 @@ def test_preempted_requests_end_with_the_same_bits_and_nothing_is_left(rig: Rig)
 
 
 @pytest.mark.slow
-def test_faults_of_a_request_and_of_a_stranger(tmp_path: Path) -> None:
+def test_faults_of_a_request_and_of_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = f"{RUN}-faults"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")  # Ray believes it; torch finds no driver and stays here
     rig = make_rig(tmp_path, run_id, None, spot_nodes=0)
     rig.coordinator.start()
     try:
@@ -212,6 +213,8 @@ def test_faults_of_a_request_and_of_a_stranger(tmp_path: Path) -> None:
         assert len(of_kind(rig, Failed)) == 1, "the request's own fault is not tried again"
         assert asyncio.run(run_requests(rig, 0, good)) == expected_digests(rig, good)
 
+        node = run_processes(run_id, "reserved-0-1")
+        assert {process.environ()["CUDA_VISIBLE_DEVICES"] for process in node} == {"5"}
         assert_stranger_refused(rig.cluster.address)
         listening = {
             (connection.laddr.ip.removeprefix("::ffff:"))
