@@ -10,7 +10,18 @@ from tasks.report_data import PairedMean, RunRecord, overlap_share, paired_mean
 from tasks.report_timeline import ACTIVITIES, closed_pause, iteration_at
 
 PHASES = ("rollout", "reward", "train", "explore", "remainder", "publish", "evaluate", "iteration")
-REWARDS = {"ocr": "OCR score", "template": "template match", "jpeg_size": "JPEG size", "function": "reward"}
+REWARDS = {
+    "ocr": "OCR score",
+    "template": "template match",
+    "jpeg_size": "JPEG size",
+    "function": "reward",
+    "geneval": "GenEval",
+    "pickscore": "PickScore",
+    "clip_score": "CLIP score",
+    "vlm_judge": "judge's grade",
+    "weighted": "weighted score",
+}
+LOSSES = {"nft": "DiffusionNFT", "grpo": "Flow-GRPO", "grpo_guard": "GRPO-Guard"}
 
 
 def esc(value: object) -> str:
@@ -63,7 +74,7 @@ def held_out_name(run: RunRecord) -> str:
 
 def summary(run: RunRecord) -> str:
     """The run in one sentence."""
-    loss = {"nft": "DiffusionNFT", "grpo": "Flow-GRPO"}.get(run.recipe.get("loss", {}).get("type", ""), "RL")
+    loss = LOSSES.get(run.recipe.get("loss", {}).get("type", ""), "RL")
     pools = {part.node: part.pool for part in run.segments}
     spot = sum(pool == "spot" for pool in pools.values())
     fleet = (
@@ -127,6 +138,20 @@ def notes(run: RunRecord) -> str:
     return f'<aside class="notes"><strong>This report is incomplete.</strong><ul>{items}</ul></aside>'
 
 
+def parts(run: RunRecord) -> str:
+    """Each of several rewards over the rollouts, first and last iteration; empty for one reward."""
+    if not run.iterations:
+        return ""
+    first, last = (run.iterations[place]["metrics"] for place in (0, -1))
+    named = [key.removeprefix("reward/") for key in first if key.startswith("reward/")]
+    changes = [
+        f"{esc(REWARDS.get(name, name))} {first[f'reward/{name}']:.3f} → {last[f'reward/{name}']:.3f}"
+        for name in named
+        if f"reward/{name}" in last
+    ]
+    return f'<p class="note">In the rollouts: {" · ".join(changes)}.</p>' if changes else ""
+
+
 def pictures(run: RunRecord) -> str:
     """The image grids before and after, and the check against speckle."""
     found = []
@@ -141,7 +166,9 @@ def pictures(run: RunRecord) -> str:
         image = f'<img src="data:image/png;base64,{source}" alt="Grid of generated images {esc(caption)}">'
         found.append(f"<figure>{image}<figcaption>{esc(caption)}</figcaption></figure>")
     grey = ""
-    if len(run.points) > 1 and run.points[0].grey_share:
+    # The embedded model draws ink on paper; a photograph is grey throughout.
+    digits = run.recipe.get("model", {}).get("type", "tiny") == "tiny"
+    if digits and len(run.points) > 1 and run.points[0].grey_share:
         first, last = run.points[0].grey_share, run.points[-1].grey_share
         change = f"Grey pixels {first:.3f} → {last:.3f} (× {last / first:.2f})"
         grey = f'<p class="note">{change}: speckle that fools a reader would show here.</p>'

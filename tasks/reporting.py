@@ -37,6 +37,7 @@ def _parts(run: RunRecord, baseline: RunRecord | None) -> dict[str, str]:
         "summary": sections.esc(sections.summary(run)),
         "notes": sections.notes(run),
         "tiles": sections.tiles(run),
+        "parts": sections.parts(run),
         "pictures": sections.pictures(run),
         "timeline": sections.timeline_words(run),
         "comparison": sections.comparison(run, baseline),

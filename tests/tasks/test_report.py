@@ -2,6 +2,7 @@ import base64
 import json
 import re
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from spotlight_core.errors import BadInputError
 from spotlight_core.market.ledger import recompute_usd
 from spotlight_core.market.prices import PriceBook
+from tasks import report_sections as sections
 from tasks.report_data import overlap_share, paired_mean, read_run, student_t_975
 from tasks.report_timeline import closed_pause, every_segment, iteration_at, joined_segments, timeline_figure
 from tasks.reporting import write_report
@@ -226,3 +228,14 @@ def test_paired_mean_is_a_t_interval(whole: Path) -> None:
 def test_embeds_the_grids_themselves(whole: Path, page: str) -> None:
     for name in ("base", "final"):
         assert base64.b64encode((whole / "images" / f"{name}.png").read_bytes()).decode() in page
+
+
+def test_several_rewards_are_told_one_by_one_and_one_reward_is_not(whole: Path) -> None:
+    run = read_run(whole)
+    assert sections.parts(run) == ""
+    scores = [{"reward/ocr": 0.5, "reward/jpeg_size": 0.71}, {"reward/ocr": 0.875, "reward/jpeg_size": 0.7}]
+    records = tuple(
+        {**record, "metrics": metrics} for record, metrics in zip(run.iterations[:2], scores, strict=True)
+    )
+    several = sections.parts(replace(run, iterations=records))
+    assert "OCR score 0.500 → 0.875 · JPEG size 0.710 → 0.700." in several
