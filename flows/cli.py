@@ -215,6 +215,18 @@ def recipes() -> None:
         typer.echo(f"{name:20} {first.lstrip('# ')}")
 
 
+@app.command()
+def keys(
+    section: Annotated[
+        str | None, typer.Argument(help="Such as sampler or model.lora; all when absent.")
+    ] = None,
+) -> None:
+    """Every key that a recipe may hold, with its default and what it means."""
+    from spotlight_core.recipe_reference import reference
+
+    typer.echo(reference(section))
+
+
 @app.command("pretrain-tiny")
 def pretrain_tiny(
     output: Annotated[Path, typer.Option(help="Safetensors file to write.")] = Path(

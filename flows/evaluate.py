@@ -13,6 +13,7 @@ from flows.targets import Weights
 from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import RunConfig
 from spotlight_core.data.sampler import GroupSampler
+from spotlight_core.diffusion.cpu import use_threads
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.policy import load_policy_weights
@@ -58,6 +59,7 @@ def _score(order: EvaluationOrder, advance: Callable[[int], None]) -> Evaluated:
     config = order.config
     scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
     try:
+        use_threads(config.services.torch_threads)  # as the run's own actors
         model = build_model(config.model, "rollout")
         load_policy_weights(model.transformer, order.weights)
         engine = DenoiseEngine(model, config.sampler, config.rng_seed)

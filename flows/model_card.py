@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.estimate import guided
-from spotlight_core.config import DiffusersModelConfig, RunConfig, WanConfig, WeightedRewardConfig
+from spotlight_core.config import (
+    DiffusersModelConfig,
+    FamilyConfig,
+    RunConfig,
+    WanConfig,
+    WeightedRewardConfig,
+)
 from spotlight_core.data.requirements import single_rewards
+from spotlight_core.diffusion.models.families import FAMILIES, guided
 from spotlight_core.types import Evaluation, PolicyVersion
 
 TAG = "spotlight"
-PIPELINES = {
-    "qwen_image": ("QwenImagePipeline", "QwenImageTransformer2DModel"),
-    "flux": ("FluxPipeline", "FluxTransformer2DModel"),
-    "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
-    "wan": ("WanPipeline", "WanTransformer3DModel"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,8 @@ def _usage(config: RunConfig, prompt: str) -> str:
                 "transformer.load_lora_adapter(here, weight_name=weights)",
             ]
         return _python(lines)
-    pipeline, transformer = PIPELINES[model.type]
+    family = FAMILIES[model.type]
+    pipeline, transformer = family.pipeline, family.transformer
     names = pipeline if model.lora else f"{pipeline}, {transformer}"
     dtype = "torch.bfloat16" if model.rollout_dtype == "bf16" else "torch.float32"
     base = _hub_id(config)
@@ -202,14 +203,14 @@ def _schedule(config: RunConfig) -> list[str]:
     ]
 
 
-def _call(config: RunConfig, model: DiffusersModelConfig, prompt: str) -> list[str]:
+def _call(config: RunConfig, model: FamilyConfig, prompt: str) -> list[str]:
     steps = config.evaluation.denoise_steps or config.sampler.denoise_steps
     settings: Mapping[str, Any] = {
         "prompt": prompt,
         "height": model.height,
         "width": model.width,
         "num_inference_steps": steps,
-        "true_cfg_scale" if model.type == "qwen_image" else "guidance_scale": model.guidance,  # type: ignore[attr-defined]
+        "true_cfg_scale" if model.type == "qwen_image" else "guidance_scale": model.guidance,
         "max_sequence_length": model.max_text_tokens,
     }
     if guided(model):

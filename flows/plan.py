@@ -3,25 +3,10 @@
 Numbers that follow from the recipe stand as they are; estimates carry a ``~``.
 """
 
-from flows.estimate import (
-    GIB,
-    UTILISATION,
-    Memory,
-    Seconds,
-    disk_of,
-    gpu_named,
-    guided,
-    memory_of,
-    seconds_of,
-    trained_parameters,
-    trained_timesteps,
-    untrained_forwards,
-    work_of,
-)
-from flows.model_size import size_of
 from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import (
     DiffusersModelConfig,
+    FamilyConfig,
     FixedArmConfig,
     FluxConfig,
     OdeConfig,
@@ -35,7 +20,23 @@ from spotlight_core.config import (
 )
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
-from spotlight_core.diffusion.models.sizes import ModelSize
+from spotlight_core.diffusion.models.families import guided
+from spotlight_core.estimates.published import ModelSize
+from spotlight_core.estimates.resources import (
+    GIB,
+    UTILISATION,
+    Memory,
+    Seconds,
+    disk_of,
+    gpu_named,
+    memory_of,
+    seconds_of,
+    trained_parameters,
+    trained_timesteps,
+    untrained_forwards,
+    work_of,
+)
+from spotlight_core.estimates.sizes import model_size
 from spotlight_core.types import PolicyVersion, PromptRow
 from spotlight_core.windows import sde_window
 from tasks.run_folder import RunFolder
@@ -60,13 +61,13 @@ def describe(config: RunConfig, folder: RunFolder, gpu: str = DEFAULT_GPU) -> st
     }
     model = config.model
     if isinstance(model, DiffusersModelConfig):
-        size, settings = size_of(model)
-        trained = trained_parameters(model, size, settings)
+        size = model_size(model)
+        trained = trained_parameters(model, size)
         rows |= _model_rows(model, size, trained)
         rows |= _batch_rows(config) | _learning_rows(config, model) | _fleet_rows(config)
         rows["disk"] = f"~{_gib(disk_of(config, trained))} GiB for checkpoints and published weights"
-        memory = memory_of(config, model, size, settings)
-        rows |= _estimate_rows(config, memory, seconds_of(config, model, settings, gpu_named(gpu)), gpu)
+        memory = memory_of(config, model, size)
+        rows |= _estimate_rows(config, memory, seconds_of(config, model, size, gpu_named(gpu)), gpu)
     else:
         rows |= _batch_rows(config) | _fleet_rows(config)
     rows["decisions"] = config.decisions
@@ -112,10 +113,8 @@ def _fleet_rows(config: RunConfig) -> dict[str, str]:
     }
 
 
-def _model_rows(model: DiffusersModelConfig, size: ModelSize, trained: int) -> dict[str, str]:
+def _model_rows(model: FamilyConfig, size: ModelSize, trained: int) -> dict[str, str]:
     frames = f" × {model.frames} frames" if isinstance(model, WanConfig) else ""
-    guidance = model.guidance  # type: ignore[attr-defined]
-    family = model.type  # type: ignore[attr-defined]
     how = "two forwards a velocity" if guided(model) else "one forward a velocity"
     if isinstance(model, FluxConfig):
         how = "an input of the transformer"
@@ -127,16 +126,16 @@ def _model_rows(model: DiffusersModelConfig, size: ModelSize, trained: int) -> d
             f"LoRA, rank {model.lora.rank}, alpha {model.lora.alpha:g}: {_count(trained)} parameters, {share}"
         )
     return {
-        "model": f"{family} {model.path}, {model.height} × {model.width} pixels{frames}, "
+        "model": f"{model.type} {model.path}, {model.height} × {model.width} pixels{frames}, "
         f"rollout in {model.rollout_dtype}, training in {model.training_dtype}",
         "parameters": f"transformer {_count(size.transformer)}, text encoders {_count(size.text_encoders)}, "
         f"VAE {_count(size.vae)} ({size.source})",
         "trained": what,
-        "guidance": f"{guidance:g}, {how}",
+        "guidance": f"{model.guidance:g}, {how}",
     }
 
 
-def _learning_rows(config: RunConfig, model: DiffusersModelConfig) -> dict[str, str]:
+def _learning_rows(config: RunConfig, model: FamilyConfig) -> dict[str, str]:
     data, optimizer, evaluation = config.data, config.optimizer, config.evaluation
     samples, timesteps = data.prompts_per_iteration * data.seeds_per_prompt, trained_timesteps(config)
     work = work_of(config, model)

@@ -1,5 +1,6 @@
 """Everything that can be found wrong with a run before it costs anything or leaves anything behind."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -8,9 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.estimate import disk_of, trained_parameters
 from flows.model_files import check_model
-from flows.model_size import size_of
 from spotlight_core.config import (
     DiffusersModelConfig,
     FunctionRewardConfig,
@@ -22,6 +21,8 @@ from spotlight_core.data.prompts import prompt_file, quoted_target, read_prompts
 from spotlight_core.data.requirements import row_checks, single_rewards
 from spotlight_core.diffusion.tiny.glyphs import check_text
 from spotlight_core.errors import BadInputError
+from spotlight_core.estimates.resources import GIB, disk_of, trained_parameters
+from spotlight_core.estimates.sizes import model_size
 from spotlight_core.executor.cluster import check_port
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.progress import ProgressTrace
@@ -30,7 +31,6 @@ from spotlight_core.types import PromptRow
 from tasks.run_folder import RunFolder, check_writable
 from tasks.services import check_answers
 
-GIB = 2**30
 DISK_GIB = 1.0  # journal, two checkpoints, stores and logs of a quickstart, several times over
 
 
@@ -201,13 +201,14 @@ def _check_files(config: RunConfig) -> None:
 
 def _check_judges(config: RunConfig) -> None:
     """A judge behind an address answers as it should, before anything is started for it."""
-    from spotlight_core.rewards.base import build_reward
     from spotlight_core.rewards.selftest import self_test
+    from spotlight_core.rewards.vlm_judge import VlmJudgeReward
 
     for reward in (config.reward, config.evaluation.held_out_reward):
         for single in single_rewards(reward):
             if isinstance(single, VlmJudgeRewardConfig):
-                self_test(build_reward(single))
+                with contextlib.closing(VlmJudgeReward(single)) as judge:
+                    self_test(judge)
 
 
 def _check_ports(config: RunConfig) -> None:
@@ -244,7 +245,7 @@ def _disk_gib(config: RunConfig) -> float:
     """Checkpoints and published weights of a large model are most of what a run writes."""
     if not isinstance(config.model, DiffusersModelConfig):
         return DISK_GIB
-    trained = trained_parameters(config.model, *size_of(config.model))
+    trained = trained_parameters(config.model, model_size(config.model))
     return DISK_GIB + disk_of(config, trained) / GIB
 
 

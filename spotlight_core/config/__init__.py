@@ -17,6 +17,7 @@ from spotlight_core.config.learning import (
 from spotlight_core.config.model import (
     DiffusersModelConfig,
     Dtype,
+    FamilyConfig,
     FluxConfig,
     LoraConfig,
     ModelConfig,
@@ -80,6 +81,7 @@ __all__ = [
     "EmaConfig",
     "EvaluationConfig",
     "ExplorationConfig",
+    "FamilyConfig",
     "FixedArmConfig",
     "FixedWindowConfig",
     "FleetConfig",

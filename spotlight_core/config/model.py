@@ -52,13 +52,15 @@ class DiffusersModelConfig(ModelSection):
     """Pixels of an image, side to side."""
     negative_prompt: str = ""
     """What classifier-free guidance leads away from."""
-    max_text_tokens: int = Field(256, ge=8, le=1024)
+    max_text_tokens: int = Field(256, ge=8, le=512)
     """Longer prompts are cut."""
 
 
 class QwenImageConfig(DiffusersModelConfig):
     type: Literal["qwen_image"]
     """Qwen-Image (arXiv 2508.02324)."""
+    max_text_tokens: int = Field(256, ge=8, le=1024)
+    """Longer prompts are cut."""
     guidance: float = Field(4.0, ge=1)
     """True-CFG scale with the norm kept; 1 for none."""
 
@@ -68,6 +70,15 @@ class FluxConfig(DiffusersModelConfig):
     """FLUX.1-dev."""
     guidance: float = Field(3.5, ge=0)
     """The distilled guidance that the transformer takes as an input."""
+
+    @model_validator(mode="after")
+    def _no_negative_prompt(self) -> "FluxConfig":
+        if self.negative_prompt:
+            raise ValueError(
+                f"negative_prompt = {self.negative_prompt!r} has no use in FLUX, whose guidance is distilled "
+                "into the transformer: leave it out"
+            )
+        return self
 
 
 class SD3Config(DiffusersModelConfig):
@@ -92,6 +103,6 @@ class WanConfig(DiffusersModelConfig):
         return self
 
 
-ModelConfig = Annotated[
-    TinyModelConfig | QwenImageConfig | FluxConfig | SD3Config | WanConfig, Field(discriminator="type")
-]
+FamilyConfig = QwenImageConfig | FluxConfig | SD3Config | WanConfig
+"""A diffusers model of any family."""
+ModelConfig = Annotated[TinyModelConfig | FamilyConfig, Field(discriminator="type")]

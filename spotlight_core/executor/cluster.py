@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import tenacity
 
-import spotlight_core
+from spotlight_core.child_process import python_path
 from spotlight_core.errors import BadInputError, FleetError
 from spotlight_core.executor.processes import (
     NODE_VARIABLE,
@@ -294,14 +294,12 @@ class RayCluster:
 
 def _node_environment(name: str, incarnation: int, gpu: str | None) -> dict[str, str]:
     """For a node's processes alone: its mark, its GPU, idle threads that sleep, and where our code is."""
-    here = str(Path(spotlight_core.__file__).parent.parent)
-    former = os.environ.get("PYTHONPATH")
     return {
         NODE_VARIABLE: f"{name}-{incarnation}",
         "CUDA_VISIBLE_DEVICES": gpu or "",
         "OMP_WAIT_POLICY": "PASSIVE",
         "RAY_BACKEND_LOG_LEVEL": "warning",
-        "PYTHONPATH": here if not former else f"{here}{os.pathsep}{former}",
+        "PYTHONPATH": python_path(),
     }
 
 

@@ -11,16 +11,14 @@ process, since the ranks are no longer in step.  It ends with its input, and wit
 import json
 import logging
 import os
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from spotlight_core.child_process import Answers, told
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.errors import SpotlightError
@@ -28,31 +26,25 @@ from spotlight_core.learning.ranks import read_groups
 from spotlight_core.learning.sharding import Ranks
 from spotlight_core.learning.trainer import PolicyTrainer
 
-PARENT_CHECK_SECONDS = 1.0
-
 
 def main() -> None:
     """Serve until stdin closes; arguments are rank, number of ranks and the scratch folder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with_parent(os.getppid())
+    answers = Answers()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    # A library's own prints must not land among the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     rank, size, scratch = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     try:
         trainer = _build(rank, size, scratch)
     except SpotlightError as error:
-        _answer(answers, _told(error))
+        answers.give(told(error))
         sys.stdin.read()  # the parent waits for every rank's answer before it closes them
         return
-    _answer(answers, {"label": trainer.rollout_label})
+    answers.give({"label": trainer.rollout_label})
     for line in sys.stdin:
         try:
             answer = _done(trainer, json.loads(line))
         except SpotlightError as error:
-            answer = _told(error)
-        _answer(answers, answer)
+            answer = told(error)
+        answers.give(answer)
     os._exit(0)  # at once: an orderly end would wait for ranks that may be gone, and there is nothing to keep
 
 
@@ -86,26 +78,6 @@ def _done(trainer: PolicyTrainer, request: dict[str, Any]) -> dict[str, Any]:
         if trainer.ranks.rank == 0:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, request["file"])
     return {}
-
-
-def _told(error: SpotlightError) -> dict[str, Any]:
-    return {"error": error.problem, "remedy": error.remedy, "kind": type(error).__name__}
-
-
-def _answer(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
-def _end_with_parent(parent: int) -> None:
-    """Leave when the parent is gone: a sibling that inherited the pipe could hold it open."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_CHECK_SECONDS)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

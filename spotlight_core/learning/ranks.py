@@ -10,7 +10,6 @@ act in step or not at all: when one ends, the others are ended too.
 import contextlib
 import json
 import logging
-import os
 import queue
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from spotlight_core.child_process import child_environment
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.errors import BadInputError, TrainingError
@@ -203,10 +203,7 @@ class _Child:
         self.rank = rank
         self._lines = lines
         self._said = "it said nothing"
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {"PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
-        env["OMP_NUM_THREADS"] = str(config.services.torch_threads)
+        env = child_environment(config.services.torch_threads)
         if config.trainer.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         size = str(config.trainer.ranks)
@@ -216,7 +213,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            env=os.environ | env,
+            env=env,
             process_group=0,  # a Ctrl-C at the terminal is the run's to handle
         )
         self._readers = [

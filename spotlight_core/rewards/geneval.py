@@ -10,10 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spotlight_core.rewards.geneval_metadata import check_metadata
-
-__all__ = ["Detection", "Score", "check_metadata", "kept", "needs_color", "relations", "score_image"]
-
 Score = Literal["graded", "strict_correct", "correct", "compat"]
 
 DETECTION_CONFIDENCE = 0.3

@@ -18,11 +18,10 @@ from spotlight_core.rewards.clip import ClipTowers
 from spotlight_core.rewards.geneval import (
     DETECTION_CONFIDENCE,
     Detection,
-    check_metadata,
     needs_color,
     score_image,
 )
-from spotlight_core.rewards.geneval_metadata import CLASSES, COLORS, OTHER_SPELLINGS
+from spotlight_core.rewards.geneval_metadata import CLASSES, COLORS, OTHER_SPELLINGS, check_metadata
 from spotlight_core.rewards.pretrained import load_model, opened, scoring_device
 from spotlight_core.types import PromptRow
 

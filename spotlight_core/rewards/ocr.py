@@ -30,14 +30,9 @@ def open_ocr(config: OcrRewardConfig) -> Reward:
     """The OCR reward of a recipe.
 
     Raises:
-        BadInputError: an engine that is not installed, or PaddleOCR asked to read without detecting.
+        BadInputError: an engine that is not installed.
     """
     if config.engine == "paddleocr":
-        if not config.detect:
-            raise BadInputError(
-                "reward.engine = 'paddleocr' always finds the lines itself, reward.detect is false",
-                "set reward.detect = true, or reward.engine = 'rapidocr'",
-            )
         from spotlight_core.rewards.paddle import PaddleReader, open_paddle
 
         return DetectOcrReward(PaddleReader(open_paddle()))

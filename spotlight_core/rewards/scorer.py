@@ -10,7 +10,6 @@ a JSON line and raw pixels over pipes: nothing is unpickled.
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -20,12 +19,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tenacity
 
+from spotlight_core.child_process import child_environment
 from spotlight_core.config import RewardConfig
 from spotlight_core.errors import BadInputError, ScorerError
 from spotlight_core.rewards.patience import request_seconds, start_seconds
@@ -252,13 +251,11 @@ class _ScorerProcess:
             raise ScorerError("the scorer pool is closed", "submit before the run ends")
         self._ready = False
         self._close_pipes()
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._child = subprocess.Popen(
             [sys.executable, "-m", "spotlight_core.rewards.scorer_process", self._recipe],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            env=child_environment(threads=1),
             process_group=0,  # a Ctrl-C at the terminal is the run's to handle, not the scorer's to die of
         )
         if self._stopped:  # stop() may have looked before this child existed

@@ -26,7 +26,10 @@ def test_import_contracts_hold() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("module", ["spotlight_core.config", "flows.cli"])
+SLIM = ("spotlight_core.config", "spotlight_core.estimates.resources", "flows.cli")
+
+
+@pytest.mark.parametrize("module", SLIM)
 def test_slim_module_loads_no_heavy_library(module: str) -> None:
     program = f"import sys, {module}; print(*sys.modules, sep=chr(10))"
     loaded = subprocess.run(

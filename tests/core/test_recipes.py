@@ -90,6 +90,26 @@ def test_a_table_that_needs_a_type_lists_them(recipe: str) -> None:
 def test_a_fault_of_a_whole_table_names_its_key_and_says_why(recipe: str) -> None:
     error = refused(recipe, "model={type='wan', path='a/b', frames=4}")
     assert str(error) == "mine.toml: model is not usable: frames = 4 is not 4 n + 1: give 1, 5, 9, ..."
+    error = refused(recipe, "reward={type='ocr', engine='paddleocr'}")
+    assert str(error) == (
+        "mine.toml: reward is not usable: engine paddleocr reads found lines only: set detect = true"
+    )
+    error = refused(recipe, "model={type='flux', path='a/b', negative_prompt='blurred'}")
+    assert str(error) == (
+        "mine.toml: model is not usable: negative_prompt = 'blurred' has no use in FLUX, whose guidance is "
+        "distilled into the transformer: leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "most"), [("qwen_image", 1024), *((each, 512) for each in ("flux", "sd3", "wan"))]
+)
+def test_a_prompt_has_no_more_tokens_than_the_family_takes(recipe: str, family: str, most: int) -> None:
+    def model(tokens: int) -> str:
+        return f"model={{type='{family}', path='a/b', max_text_tokens={tokens}}}"
+
+    assert load_recipe(recipe, [model(most)]).model.type == family
+    assert f"model.max_text_tokens = {most + 1}" in refused(recipe, model(most + 1)).problem
 
 
 def test_one_key_of_a_nested_table_or_of_a_list_is_overridden_alone(recipe: str, tmp_path: Path) -> None:

@@ -42,13 +42,6 @@ def value(found: checkpoints.Checkpoint) -> float:
     return float(load_file(found.trainer / "rank-00000.safetensors")["raw.w"][0, 0])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    return folder
-
-
 def test_what_is_saved_comes_back_bit_for_bit(folder: RunFolder) -> None:
     assert checkpoints.latest(folder) is None
     checkpoints.save(folder, saved(1), trainer(0.1))

@@ -2,7 +2,6 @@ import os
 import socket
 import sqlite3
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,13 +11,6 @@ from spotlight_core.executor.cluster import check_port
 from spotlight_core.executor.processes import run_processes
 from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer, check_answers, free_port
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    return folder
 
 
 @pytest.fixture(autouse=True)

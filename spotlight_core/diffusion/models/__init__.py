@@ -3,17 +3,16 @@
 Importing this package imports no torch: sizes are asked for where nothing is loaded.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from spotlight_core.config.model import ModelConfig
 
 if TYPE_CHECKING:
     from spotlight_core.diffusion.model import DiffusionModel
+    from spotlight_core.diffusion.models.precision import Role
 
-Role = Literal["rollout", "training"]
 
-
-def build_model(config: ModelConfig, role: Role, gradient_checkpointing: bool = False) -> "DiffusionModel":
+def build_model(config: ModelConfig, role: "Role", gradient_checkpointing: bool = False) -> "DiffusionModel":
     """The recipe's model with its base weights, in the precision of its ``role``.
 
     ``gradient_checkpointing`` is for training: activations are computed again in the backward pass.

@@ -6,18 +6,18 @@ Shape legend: B batch, S latent tokens, C channels per token, L text tokens, D t
 F frames, H height, W width.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from spotlight_core.config.model import DiffusersModelConfig
+from spotlight_core.config.model import FamilyConfig
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
+from spotlight_core.diffusion.models.families import FAMILIES, guided
 from spotlight_core.diffusion.models.loading import load_pipeline
-from spotlight_core.diffusion.models.precision import ordinary_tensors, precision
+from spotlight_core.diffusion.models.precision import Role, ordinary_tensors, precision
 from spotlight_core.diffusion.models.text_cache import PromptEmbedding, TextCache, stack
 from spotlight_core.diffusion.models.trainable import prepare_policy
 from spotlight_core.diffusion.noise_schedule import NoiseSchedule
@@ -35,50 +35,35 @@ class DiffusersModel(ABC):
     are kept on the CPU.
     """
 
-    default_targets: ClassVar[tuple[str, ...]]
-    """Endings of the layers that LoRA adapts where the recipe names none."""
-    text_token_limit: ClassVar[int]
-    """The most text tokens that the family's pipeline takes."""
-
-    def __init__(
-        self,
-        pipeline: Any,
-        config: DiffusersModelConfig,
-        role: Role,
-        gradient_checkpointing: bool = False,
-    ) -> None:
-        """``pipeline`` is the family's diffusers class; its weights are loaded here.
+    def __init__(self, config: FamilyConfig, role: Role, gradient_checkpointing: bool = False) -> None:
+        """The family's pipeline is loaded here, on the CPU; what draws moves to the GPU where there is one.
 
         Raises:
             BadInputError: see ``build_model``.
         """
         self._config = config
         self._precision = precision(config, role)
-        if config.max_text_tokens > self.text_token_limit:
-            raise BadInputError(
-                f"model.max_text_tokens = {config.max_text_tokens} is above the family's limit",
-                f"give at most {self.text_token_limit}",
-            )
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         dtypes = {
             "transformer": self._precision.weights,
             "vae": torch.float32,  # rewards look at pixels: they should see no rounding to 8 bits of mantissa
             "default": self._precision.compute,
         }
-        self.pipeline = load_pipeline(pipeline, config, dtypes)
+        self.pipeline = load_pipeline(config, dtypes)
         self._freeze()
         self.transformer = self.pipeline.transformer
-        prepare_policy(self.transformer, config, role, self.default_targets, gradient_checkpointing)
+        targets = FAMILIES[config.type].lora_targets
+        prepare_policy(self.transformer, config, role, targets, gradient_checkpointing)
         self.transformer.to(self.device)
         self._check_size()
-        self.latent_shape_SC = self._latent_shape()
+        self.latent_shape_SC = (math.prod(self._grid), int(self.transformer.config.in_channels))
         self._text = TextCache(self._embed_alone, CACHED_PROMPTS)
 
     def encode(self, prompts: Sequence[str]) -> TextEmbeddings:
         """See ``DiffusionModel``; tensors on the CPU, in the dtype of the text encoders."""
         with ordinary_tensors():
             negative = None
-            if self._guided:
+            if guided(self._config):
                 negative = stack([self._text.get(self._config.negative_prompt)] * len(prompts))
             return stack([self._text.get(prompt) for prompt in prompts], negative)
 
@@ -142,11 +127,8 @@ class DiffusersModel(ABC):
 
     @property
     @abstractmethod
-    def _guided(self) -> bool:
-        """Whether a negative prompt is evaluated."""
-
-    @abstractmethod
-    def _latent_shape(self) -> tuple[int, int]: ...
+    def _grid(self) -> tuple[int, ...]:
+        """Tokens along each axis: rows and columns, before them the frames of a video."""
 
     @property
     @abstractmethod
@@ -161,9 +143,9 @@ class DiffusersModel(ABC):
     def _forward(self, x_BSC: torch.Tensor, sigma_B: torch.Tensor, text: TextEmbeddings) -> torch.Tensor:
         """The transformer's output as ``[B, S, C]``, without guidance."""
 
-    @abstractmethod
     def _guide(self, v_BSC: torch.Tensor, v_negative_BSC: torch.Tensor) -> torch.Tensor:
-        """The guided velocity."""
+        """The guided velocity: ``v₋ + w (v₊ - v₋)``, classifier-free guidance (arXiv 2207.12598)."""
+        return v_negative_BSC + self._config.guidance * (v_BSC - v_negative_BSC)
 
     @abstractmethod
     def _decoded(self, x_BSC: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from spotlight_core.config.model import DiffusersModelConfig, LoraConfig, ModelSection
+from spotlight_core.config.model import FamilyConfig, LoraConfig, ModelSection
 from spotlight_core.errors import BadInputError, SpotlightError
 
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
@@ -54,9 +54,7 @@ def export_adapter(config: ModelSection, weights: Mapping[str, torch.Tensor], fo
     return file
 
 
-def export_transformer(
-    config: DiffusersModelConfig, weights: Mapping[str, torch.Tensor], folder: Path
-) -> Path:
+def export_transformer(config: FamilyConfig, weights: Mapping[str, torch.Tensor], folder: Path) -> Path:
     """Write the fully trained transformer as diffusers' ``from_pretrained`` takes it; returns ``folder``.
 
     Loads the base transformer on the CPU: its configuration, and its buffers, which are not trained
@@ -93,19 +91,14 @@ def _adapted_modules(lora: LoraConfig, weights: Mapping[str, torch.Tensor]) -> l
     return sorted(modules)
 
 
-def _base_transformer(config: DiffusersModelConfig, dtype: torch.dtype) -> Any:
+def _base_transformer(config: FamilyConfig, dtype: torch.dtype) -> Any:
     import diffusers
 
-    from spotlight_core.diffusion.models.loading import FAMILIES, read_index
+    from spotlight_core.diffusion.models.families import FAMILIES
+    from spotlight_core.diffusion.models.loading import check_pipeline
 
-    index = read_index(diffusers.DiffusionPipeline, config)
-    if FAMILIES.get(str(index.get("_class_name"))) != getattr(config, "type", None):
-        raise BadInputError(
-            f"model.path {config.path!r} holds a {index.get('_class_name')}",
-            "export under the recipe that the weights were trained with",
-        )
-    transformer_class = getattr(diffusers, index["transformer"][1])
-    transformer = transformer_class.from_pretrained(
+    check_pipeline(config)
+    transformer = getattr(diffusers, FAMILIES[config.type].transformer).from_pretrained(
         config.path, subfolder="transformer", revision=config.revision, dtype=dtype, use_safetensors=True
     )
     return transformer.requires_grad_(True)

@@ -4,34 +4,13 @@ Shape legend: B batch, S latent tokens (H/16 * W/16), C channels per token (64),
 """
 
 import torch
-from diffusers import FluxPipeline
 
-from spotlight_core.config.model import FluxConfig
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
 from spotlight_core.diffusion.models.packed import PackedModel
-from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION
-from spotlight_core.errors import BadInputError
 
 
 class Flux(PackedModel):
     """FLUX.1 behind the ``DiffusionModel`` protocol."""
-
-    default_targets = MMDIT_ATTENTION
-    text_token_limit = 512
-
-    def __init__(self, config: FluxConfig, role: Role, gradient_checkpointing: bool = False) -> None:
-        self._guidance = config.guidance
-        if config.negative_prompt:
-            raise BadInputError(
-                f"model.negative_prompt = {config.negative_prompt!r} has no use in FLUX",
-                "leave it out: the guidance is distilled into the transformer",
-            )
-        super().__init__(FluxPipeline, config, role, gradient_checkpointing)
-
-    @property
-    def _guided(self) -> bool:
-        return False
 
     def _embed(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         """T5 tokens, padded and not masked, as the model was trained; CLIP's pooled output."""
@@ -44,7 +23,7 @@ class Flux(PackedModel):
         rows, columns = self._grid
         guidance_B = None
         if self.transformer.config.guidance_embeds:
-            guidance_B = torch.full_like(sigma_B, self._guidance)
+            guidance_B = torch.full_like(sigma_B, self._config.guidance)
         return self.transformer(
             hidden_states=x_BSC,
             timestep=sigma_B,

@@ -1,77 +1,58 @@
-"""Pipelines from a Hub id or a local folder, with the errors that a user can act on."""
+"""Pipelines from a hub id or a local folder, with the errors that a user can act on."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from spotlight_core.config.model import DiffusersModelConfig
+from spotlight_core.config.model import FamilyConfig
+from spotlight_core.diffusion.models.families import FAMILIES, INDEX, check_index, check_path
 from spotlight_core.errors import BadInputError
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-FAMILIES = {
-    "QwenImagePipeline": "qwen_image",
-    "FluxPipeline": "flux",
-    "StableDiffusion3Pipeline": "sd3",
-    "WanPipeline": "wan",
-}
 
-
-def load_pipeline(pipeline: Any, config: DiffusersModelConfig, dtypes: dict[str, torch.dtype]) -> Any:
-    """``config.path`` as an instance of the diffusers class ``pipeline``; safetensors only, on the CPU.
+def load_pipeline(config: FamilyConfig, dtypes: dict[str, torch.dtype]) -> Any:
+    """The family's diffusers pipeline at ``config.path``; safetensors only, on the CPU.
 
     ``dtypes`` are by component, ``default`` for those not named.
 
     Raises:
         BadInputError: nothing there, another pipeline's weights, or no safetensors.
     """
-    _check_class(pipeline, config)
-    _silence()
+    import diffusers
+    import transformers
+
+    check_pipeline(config)
+    # Progress bars would be drawn into the log files of actors.
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    name = FAMILIES[config.type].pipeline
     try:
-        return pipeline.from_pretrained(
+        return getattr(diffusers, name).from_pretrained(
             config.path, revision=config.revision, dtype=dtypes, use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise BadInputError(
-            f"model.path {config.path!r} cannot be loaded as a {pipeline.__name__} ({_first_line(error)})",
+            f"model.path {config.path!r} cannot be loaded as a {name} ({_first_line(error)})",
             "give a whole pipeline in diffusers' format, with its weights as safetensors",
         ) from error
 
 
-def _silence() -> None:
-    """No progress bars: they are drawn into the log files of actors."""
+def check_pipeline(config: FamilyConfig) -> None:
+    """There is a pipeline of the family at ``config.path``; downloads its index where it is not here.
+
+    Raises:
+        BadInputError: nothing that can be reached, or another pipeline.
+    """
     import diffusers
-    import transformers
 
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
-
-
-def _check_class(pipeline: Any, config: DiffusersModelConfig) -> None:
-    name = read_index(pipeline, config).get("_class_name")
-    if name == pipeline.__name__:
-        return
-    family = FAMILIES.get(str(name))
-    raise BadInputError(
-        f"model.path {config.path!r} holds a {name}, and model.type is not its family",
-        f'set model.type = "{family}"' if family else f"give a {pipeline.__name__} in diffusers' format",
-    )
-
-
-def read_index(pipeline: Any, config: DiffusersModelConfig) -> dict[str, Any]:
-    """``model_index.json`` of the pipeline at ``config.path``; BadInputError where there is none."""
-    remedy = "give model.path a Hub id that can be reached, or a folder that holds model_index.json"
-    folder = Path(config.path)
-    if folder.is_dir():
-        if not (folder / "model_index.json").is_file():
-            raise BadInputError(f"no model_index.json in {config.path!r}", remedy)
-    elif not HUB_ID.fullmatch(config.path):
-        raise BadInputError(f"no folder {config.path!r}, and it is no Hub id", remedy)
+    check_path(config)
     try:
-        return dict(pipeline.load_config(config.path, revision=config.revision))
+        index = diffusers.DiffusionPipeline.load_config(config.path, revision=config.revision)
     except (OSError, ValueError) as error:
-        raise BadInputError(f"no model at {config.path!r} ({_first_line(error)})", remedy) from error
+        raise BadInputError(
+            f"no model at {config.path!r} ({_first_line(error)})",
+            f"give model.path a hub id that can be reached, or a folder that holds {INDEX}",
+        ) from error
+    check_index(config, dict(index))
 
 
 def _first_line(error: Exception) -> str:

@@ -22,10 +22,6 @@ class PackedModel(DiffusersModel):
         """Rows and columns of tokens."""
         return self._config.height // self._pixel_multiple, self._config.width // self._pixel_multiple
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, int(self.transformer.config.in_channels)
-
     def native_latents(self, x_BSC: torch.Tensor) -> torch.Tensor:
         """The pipelines take packed tokens as they are."""
         return x_BSC

@@ -13,12 +13,14 @@ few weights that autocast leaves in fp32 (norms) differ by their rounding to bf1
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from spotlight_core.config.model import ModelSection
-from spotlight_core.diffusion.models import Role
+
+Role = Literal["rollout", "training"]
+"""What a model is for; each has its own precision in the recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,28 +4,13 @@ Shape legend: B batch, S latent tokens (H/16 * W/16), C channels per token (64),
 """
 
 import torch
-from diffusers import QwenImagePipeline
 
-from spotlight_core.config.model import QwenImageConfig
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
 from spotlight_core.diffusion.models.packed import PackedModel
-from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION
 
 
 class QwenImage(PackedModel):
     """Qwen-Image behind the ``DiffusionModel`` protocol."""
-
-    default_targets = MMDIT_ATTENTION
-    text_token_limit = 1024
-
-    def __init__(self, config: QwenImageConfig, role: Role, gradient_checkpointing: bool = False) -> None:
-        self._guidance = config.guidance
-        super().__init__(QwenImagePipeline, config, role, gradient_checkpointing)
-
-    @property
-    def _guided(self) -> bool:
-        return self._guidance > 1
 
     def _embed(self, prompt: str) -> tuple[torch.Tensor, None]:
         tokens_BLD, _ = self.pipeline.encode_prompt(
@@ -46,7 +31,7 @@ class QwenImage(PackedModel):
 
     def _guide(self, v_BSC: torch.Tensor, v_negative_BSC: torch.Tensor) -> torch.Tensor:
         """``c = v₋ + w (v₊ - v₋)``, then ``c ‖v₊‖ / ‖c‖`` over a token's channels."""
-        combined = v_negative_BSC + self._guidance * (v_BSC - v_negative_BSC)
+        combined = super()._guide(v_BSC, v_negative_BSC)
         norms = torch.norm(v_BSC, dim=-1, keepdim=True), torch.norm(combined, dim=-1, keepdim=True)
         return combined * (norms[0] / norms[1])
 

@@ -4,31 +4,16 @@ Shape legend: B batch, S latent pixels (H/8 * W/8), C channels per latent pixel 
 """
 
 import torch
-from diffusers import StableDiffusion3Pipeline
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
-from spotlight_core.config.model import SD3Config
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
 from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
-from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION
 
 TRAINING_TIMESTEPS = 1000
 
 
 class SD3(DiffusersModel):
     """Stable Diffusion 3 and 3.5 behind the ``DiffusionModel`` protocol."""
-
-    default_targets = (*MMDIT_ATTENTION, "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
-    text_token_limit = 512
-
-    def __init__(self, config: SD3Config, role: Role, gradient_checkpointing: bool = False) -> None:
-        self._guidance = config.guidance
-        super().__init__(StableDiffusion3Pipeline, config, role, gradient_checkpointing)
-
-    @property
-    def _guided(self) -> bool:
-        return self._guidance > 1
 
     @property
     def _pixel_multiple(self) -> int:
@@ -39,10 +24,6 @@ class SD3(DiffusersModel):
         """Rows and columns of latent pixels."""
         scale = int(self.pipeline.vae_scale_factor)
         return self._config.height // scale, self._config.width // scale
-
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, int(self.transformer.config.in_channels)
 
     def native_latents(self, x_BSC: torch.Tensor) -> torch.Tensor:
         """``[B, C, H/8, W/8]``."""
@@ -69,9 +50,6 @@ class SD3(DiffusersModel):
             return_dict=False,
         )[0]
         return v_BCHW.flatten(2).transpose(1, 2)
-
-    def _guide(self, v_BSC: torch.Tensor, v_negative_BSC: torch.Tensor) -> torch.Tensor:
-        return v_negative_BSC + self._guidance * (v_BSC - v_negative_BSC)
 
     def _decoded(self, x_BSC: torch.Tensor) -> torch.Tensor:
         vae = self.pipeline.vae

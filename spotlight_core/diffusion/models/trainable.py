@@ -8,22 +8,10 @@ import torch
 from torch import nn
 
 from spotlight_core.config.model import LoraConfig, ModelSection
-from spotlight_core.diffusion.models import Role
+from spotlight_core.diffusion.models.precision import Role
 from spotlight_core.diffusion.policy import TRAINED, policy_parameters
 from spotlight_core.errors import BadInputError
 from spotlight_core.philox import named_generator
-
-MMDIT_ATTENTION = (
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-)
-"""The attention of a transformer with a text and an image stream, under diffusers' names."""
 
 
 def prepare_policy(

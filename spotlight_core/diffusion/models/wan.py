@@ -5,14 +5,10 @@ pixel (16), L text tokens.
 """
 
 import torch
-from diffusers import WanPipeline
 
 from spotlight_core.config.model import WanConfig
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
 from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
-from spotlight_core.diffusion.models.loading import read_index
-from spotlight_core.errors import BadInputError
 
 TRAINING_TIMESTEPS = 1000
 
@@ -20,25 +16,7 @@ TRAINING_TIMESTEPS = 1000
 class Wan(DiffusersModel):
     """Wan text-to-video behind the ``DiffusionModel`` protocol; ``decode`` gives videos."""
 
-    default_targets = tuple(
-        f"{attention}.{layer}"
-        for attention in ("attn1", "attn2")
-        for layer in ("to_q", "to_k", "to_v", "to_out.0")
-    )
-    text_token_limit = 512
-
-    def __init__(self, config: WanConfig, role: Role, gradient_checkpointing: bool = False) -> None:
-        self._guidance, self._frames = config.guidance, config.frames
-        if any(read_index(WanPipeline, config).get("transformer_2") or ()):
-            raise BadInputError(
-                f"{config.path!r} has two transformers, for high and for low noise",
-                "give a Wan model with one transformer: 2.1 at 1.3B or 14B, 2.2 at 5B",
-            )
-        super().__init__(WanPipeline, config, role, gradient_checkpointing)
-
-    @property
-    def _guided(self) -> bool:
-        return self._guidance > 1
+    _config: WanConfig
 
     @property
     def _pixel_multiple(self) -> int:
@@ -48,12 +26,8 @@ class Wan(DiffusersModel):
     def _grid(self) -> tuple[int, int, int]:
         """Latent frames, rows and columns of latent pixels."""
         scale = int(self.pipeline.vae_scale_factor_spatial)
-        frames = (self._frames - 1) // int(self.pipeline.vae_scale_factor_temporal) + 1
+        frames = (self._config.frames - 1) // int(self.pipeline.vae_scale_factor_temporal) + 1
         return frames, self._config.height // scale, self._config.width // scale
-
-    def _latent_shape(self) -> tuple[int, int]:
-        frames, rows, columns = self._grid
-        return frames * rows * columns, int(self.transformer.config.in_channels)
 
     def native_latents(self, x_BSC: torch.Tensor) -> torch.Tensor:
         """``[B, C, F, H/8, W/8]``."""
@@ -78,9 +52,6 @@ class Wan(DiffusersModel):
             return_dict=False,
         )[0]
         return v_BCFHW.flatten(2).transpose(1, 2)
-
-    def _guide(self, v_BSC: torch.Tensor, v_negative_BSC: torch.Tensor) -> torch.Tensor:
-        return v_negative_BSC + self._guidance * (v_BSC - v_negative_BSC)
 
     def _decoded(self, x_BSC: torch.Tensor) -> torch.Tensor:
         vae = self.pipeline.vae

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from spotlight_core.config.model import TinyModelConfig
 from spotlight_core.data.prompts import quoted_target
 from spotlight_core.diffusion.model import TextEmbeddings
-from spotlight_core.diffusion.models import Role
-from spotlight_core.diffusion.models.precision import Precision, ordinary_tensors, precision
-from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION, prepare_policy
+from spotlight_core.diffusion.models.families import MMDIT_ATTENTION
+from spotlight_core.diffusion.models.precision import Precision, Role, ordinary_tensors, precision
+from spotlight_core.diffusion.models.trainable import prepare_policy
 from spotlight_core.diffusion.noise_schedule import NoiseSchedule
 from spotlight_core.diffusion.tiny.glyphs import ALPHABET, HEIGHT, MAX_CHARACTERS, WIDTH, check_text
 from spotlight_core.errors import BadInputError

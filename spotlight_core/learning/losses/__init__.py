@@ -5,7 +5,6 @@ import numpy as np
 from spotlight_core.config import GrpoGuardConfig, NftConfig, OdeConfig, RunConfig
 from spotlight_core.diffusion.model import DiffusionModel
 from spotlight_core.diffusion.samplers import build_sde
-from spotlight_core.errors import BadInputError
 from spotlight_core.learning.losses.base import Loss
 from spotlight_core.learning.losses.grpo import GrpoLoss
 from spotlight_core.learning.losses.grpo_guard import GrpoGuardLoss
@@ -13,11 +12,7 @@ from spotlight_core.learning.losses.nft import NftLoss
 
 
 def build_loss(model: DiffusionModel, config: RunConfig, sigmas: np.ndarray) -> Loss:
-    """The recipe's loss over the rollout's noise schedule.
-
-    Raises:
-        BadInputError: a loss on log-probabilities with a sampler that has none.
-    """
+    """The recipe's loss over the rollout's noise schedule."""
     per_forward = config.optimizer.timesteps_per_forward
     if isinstance(config.loss, NftConfig):
         return NftLoss(
@@ -27,9 +22,6 @@ def build_loss(model: DiffusionModel, config: RunConfig, sigmas: np.ndarray) -> 
             max_advantage=config.advantage.clip,
             timesteps_per_forward=per_forward,
         )
-    if isinstance(config.sampler, OdeConfig):
-        raise BadInputError(
-            f"loss {config.loss.type} needs log-probabilities", "set sampler.type = 'flow_sde'"
-        )
+    assert not isinstance(config.sampler, OdeConfig)  # the recipe's own check: it has no log-probabilities
     kind = GrpoGuardLoss if isinstance(config.loss, GrpoGuardConfig) else GrpoLoss
     return kind(model, config.loss, build_sde(config.sampler, sigmas), per_forward)

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
 from spotlight_core.diffusion.model import TextEmbeddings
+from spotlight_core.diffusion.models.families import MMDIT_ATTENTION
 from spotlight_core.diffusion.models.precision import Role, precision
-from spotlight_core.diffusion.models.trainable import MMDIT_ATTENTION, prepare_policy
+from spotlight_core.diffusion.models.trainable import prepare_policy
 from spotlight_core.diffusion.tiny.model import TinyQwenImage
 from spotlight_core.learning.trainer import PolicyTrainer
 from spotlight_core.learning.updates import TrainingGroup

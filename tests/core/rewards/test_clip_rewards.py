@@ -13,15 +13,11 @@ from spotlight_core.errors import BadInputError
 from spotlight_core.rewards.base import build_reward
 from spotlight_core.rewards.clip_score import ClipScoreReward
 from spotlight_core.rewards.pretrained import scoring_device
-from spotlight_core.types import PromptRow
+from tests.core.rewards.prompts import rows
 
 TEXTS = ("a photo of one dog", "red car", "a horse on grass", "black")
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
 STD = np.array([0.26862954, 0.26130258, 0.27577711])
-
-
-def _rows(*texts: str) -> list[PromptRow]:
-    return [PromptRow(text=text) for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +51,9 @@ def test_clip_score_is_the_cosine_at_least_zero(
     cosines, _ = expected
     assert min(cosines) < 0 < max(cosines)  # both branches are seen
     reward = build_reward(ClipScoreRewardConfig(type="clip_score", path=str(tiny_clip)))
-    assert reward.score(images, _rows(*TEXTS)) == pytest.approx([max(c, 0.0) for c in cosines], abs=1e-5)
+    assert reward.score(images, rows(*TEXTS)) == pytest.approx([max(c, 0.0) for c in cosines], abs=1e-5)
     assert isinstance(reward, ClipScoreReward)
-    assert reward.probes(images, _rows(*TEXTS))["CLIP"] == pytest.approx(cosines, abs=1e-5)
+    assert reward.probes(images, rows(*TEXTS))["CLIP"] == pytest.approx(cosines, abs=1e-5)
 
 
 def test_pickscore_is_scaled_by_the_logit_scale_over_26(
@@ -67,8 +63,8 @@ def test_pickscore_is_scaled_by_the_logit_scale_over_26(
     config = PickScoreRewardConfig(type="pickscore", path=str(tiny_clip), processor=str(tiny_clip))
     reward = build_reward(config)
     assert scale == pytest.approx(np.exp(2.6592), rel=1e-5)
-    assert reward.score(images, _rows(*TEXTS)) == pytest.approx([c * scale / 26 for c in cosines], abs=1e-5)
-    assert reward.score(images, _rows(*TEXTS)) == reward.score(images, _rows(*TEXTS))
+    assert reward.score(images, rows(*TEXTS)) == pytest.approx([c * scale / 26 for c in cosines], abs=1e-5)
+    assert reward.score(images, rows(*TEXTS)) == reward.score(images, rows(*TEXTS))
 
 
 def test_images_of_another_size_are_resized_and_long_texts_are_cut(tiny_clip: Path) -> None:
@@ -79,9 +75,9 @@ def test_images_of_another_size_are_resized_and_long_texts_are_cut(tiny_clip: Pa
     context = half + half[::-1]  # ten words, two marks: all twelve places
     texts = [" ".join(context), " ".join([*context, "black", "black", "black"])]
     same = np.stack([large[0], large[0]])
-    first, second = reward.probes(same, _rows(*texts))["CLIP"]
+    first, second = reward.probes(same, rows(*texts))["CLIP"]
     assert first == second
-    shorter = reward.probes(large[:1], _rows(" ".join(context[:-1])))["CLIP"]
+    shorter = reward.probes(large[:1], rows(" ".join(context[:-1])))["CLIP"]
     assert shorter[0] != pytest.approx(first, abs=1e-4)
 
 

@@ -14,13 +14,12 @@ from spotlight_core.rewards import geneval
 from spotlight_core.rewards.geneval import (
     Detection,
     Score,
-    check_metadata,
     kept,
     needs_color,
     relations,
     score_image,
 )
-from spotlight_core.rewards.geneval_metadata import CLASSES, COLORS, OTHER_SPELLINGS
+from spotlight_core.rewards.geneval_metadata import CLASSES, COLORS, OTHER_SPELLINGS, check_metadata
 from spotlight_core.types import PromptRow
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "prompts" / "geneval"

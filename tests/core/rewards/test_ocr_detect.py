@@ -172,11 +172,6 @@ def test_a_paddle_page_of_another_shape_is_an_error(page: dict[str, Any]) -> Non
         PaddleReader(lambda image: []).read(np.zeros((4, 4, 3), np.uint8))
 
 
-def test_paddle_is_asked_for_by_name() -> None:
-    with pytest.raises(BadInputError, match=r"detect is false: set reward\.detect = true"):
-        build_reward(OcrRewardConfig(engine="paddleocr"))
-
-
 def test_a_missing_paddle_says_what_to_install() -> None:
     from importlib import util
 

@@ -18,7 +18,7 @@ from spotlight_core.diffusion.tiny.glyphs import draw
 from spotlight_core.errors import BadInputError, ScorerError
 from spotlight_core.rewards.base import Reward, build_reward, grey_share
 from spotlight_core.rewards.ocr import OcrReward, levenshtein, text_score
-from spotlight_core.types import PromptRow
+from tests.core.rewards.prompts import rows
 
 READERS: dict[str, RewardConfig] = {
     "ocr": OcrRewardConfig(),
@@ -29,10 +29,6 @@ READERS: dict[str, RewardConfig] = {
 @pytest.fixture(scope="module", params=sorted(READERS))
 def reader(request: pytest.FixtureRequest) -> Reward:
     return build_reward(READERS[request.param])
-
-
-def _rows(*texts: str) -> list[PromptRow]:
-    return [PromptRow(text=text) for text in texts]
 
 
 def _images(*texts: str, shift_y: int = 0) -> np.ndarray:
@@ -69,24 +65,24 @@ def test_clean_digits_score_one(reader: Reward, shift_y: int) -> None:
     rng = np.random.default_rng(7)
     texts = ["".join(rng.choice(list("0123456789"), size=length)) for length in (2, 3, 4) for _ in range(12)]
     texts += ["11", "000", "8888", "1717"]
-    prompts = _rows(*(f'A "{text}"' for text in texts))
+    prompts = rows(*(f'A "{text}"' for text in texts))
     assert reader.score(_images(*texts, shift_y=shift_y), prompts) == [1.0] * len(texts)
 
 
 def test_wrong_characters_cost_their_share(reader: Reward) -> None:
-    scores = reader.score(_images("407", "4071", "52"), _rows('A "417"', 'A "4925"', 'A "52"'))
+    scores = reader.score(_images("407", "4071", "52"), rows('A "417"', 'A "4925"', 'A "52"'))
     assert scores == pytest.approx([2 / 3, 1 / 4, 1.0])
 
 
 def test_blank_and_noisy_images_score_low(reader: Reward) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (8, 16, 32, 3), dtype=np.uint8)
-    assert reader.score(np.full((1, 16, 32, 3), 255, np.uint8), _rows('A "407"')) == [0.0]
-    assert np.mean(reader.score(noise, _rows(*['A "4071"'] * 8))) < 0.3
+    assert reader.score(np.full((1, 16, 32, 3), 255, np.uint8), rows('A "407"')) == [0.0]
+    assert np.mean(reader.score(noise, rows(*['A "4071"'] * 8))) < 0.3
 
 
 def test_scores_do_not_depend_on_the_neighbours(reader: Reward) -> None:
     texts = ["12", "345", "6789", "407"]
-    prompts = _rows(*(f'A "{text}"' for text in ("13", "345", "9789", "047")))
+    prompts = rows(*(f'A "{text}"' for text in ("13", "345", "9789", "047")))
     together = reader.score(_images(*texts), prompts)
     assert together == [
         reader.score(_images(text), [prompt])[0] for text, prompt in zip(texts, prompts, strict=True)
@@ -95,7 +91,7 @@ def test_scores_do_not_depend_on_the_neighbours(reader: Reward) -> None:
 
 def test_a_prompt_without_target_is_an_error_not_a_zero(reader: Reward) -> None:
     with pytest.raises(BadInputError, match="no quoted target"):
-        reader.score(_images("12"), _rows("no quotes"))
+        reader.score(_images("12"), rows("no quotes"))
 
 
 def test_ocr_reads_what_is_drawn_with_and_without_a_charset() -> None:
@@ -109,7 +105,7 @@ def test_ocr_reads_what_is_drawn_with_and_without_a_charset() -> None:
 
 def test_template_ignores_where_ocr_would_forgive() -> None:
     template = build_reward(READERS["template"])
-    assert template.score(_images("4075"), _rows('A "407"'))[0] < 1.0
+    assert template.score(_images("4075"), rows('A "407"'))[0] < 1.0
 
 
 def test_jpeg_size_is_the_share_saved() -> None:
@@ -120,7 +116,7 @@ def test_jpeg_size_is_the_share_saved() -> None:
     reward = build_reward(JpegSizeRewardConfig(type="jpeg_size"))
     buffer = io.BytesIO()
     Image.fromarray(flat).save(buffer, "JPEG", quality=95)
-    scores = reward.score(np.stack([flat, noisy]), _rows("", ""))
+    scores = reward.score(np.stack([flat, noisy]), rows("", ""))
     assert scores[0] == 1 - len(buffer.getvalue()) / 1536
     assert 0.0 <= scores[1] < scores[0]
 
@@ -135,7 +131,7 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
     source = "def bright(image, prompt):\n    return float(image.mean()) / 255 * (prompt == 'a')\n"
     reward = build_reward(_function(tmp_path, source, "bright"))
     images = np.full((2, 4, 4, 3), 51, np.uint8)
-    assert reward.score(images, _rows("a", "b")) == [pytest.approx(0.2), 0.0]
+    assert reward.score(images, rows("a", "b")) == [pytest.approx(0.2), 0.0]
     assert reward.name == "mine.py:bright"
 
 
@@ -143,7 +139,7 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
 def test_a_function_that_answers_nonsense_is_named(tmp_path: Path, answer: str) -> None:
     reward = build_reward(_function(tmp_path, f"def score(image, prompt):\n    return {answer}\n"))
     with pytest.raises(ScorerError, match=r"mine\.py:score"):
-        reward.score(np.zeros((1, 4, 4, 3), np.uint8), _rows("a"))
+        reward.score(np.zeros((1, 4, 4, 3), np.uint8), rows("a"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +169,7 @@ def test_grey_share_counts_between_ink_and_paper() -> None:
 def test_template_refuses_images_of_another_size() -> None:
     template = build_reward(READERS["template"])
     with pytest.raises(BadInputError, match="16 x 32 pixels, these are 32 x 32"):
-        template.score(np.zeros((1, 32, 32, 3), np.uint8), _rows('A "407"'))
+        template.score(np.zeros((1, 32, 32, 3), np.uint8), rows('A "407"'))
 
 
 def test_an_accent_is_the_same_however_it_is_encoded() -> None:

@@ -24,6 +24,7 @@ from spotlight_core.rewards import scorer as scorer_module
 from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.rewards.selftest import GOLDEN, golden_images
 from spotlight_core.types import PromptRow
+from tests.core.rewards.prompts import rows
 
 PROMPTS = [PromptRow(text=f'A "{text}"') for text in GOLDEN]
 PIXELS = np.full((2, 4, 4, 3), 51, np.uint8)
@@ -35,10 +36,6 @@ def pool() -> Iterator[ScorerPool]:
     pool.check()
     yield pool
     pool.close()
-
-
-def _rows(*texts: str) -> list[PromptRow]:
-    return [PromptRow(text=text) for text in texts]
 
 
 def _function(tmp_path: Path, body: str) -> FunctionRewardConfig:
@@ -90,9 +87,9 @@ def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.M
     )
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
-        assert pool.submit(PIXELS, _rows("once", "once")).result(60).scores == (0.25, 0.25)
+        assert pool.submit(PIXELS, rows("once", "once")).result(60).scores == (0.25, 0.25)
         with pytest.raises(ValueError, match="without a held-out reward"):
-            pool.submit_held_out(PIXELS, _rows("a", "b"))
+            pool.submit_held_out(PIXELS, rows("a", "b"))
     finally:
         pool.close()
 
@@ -106,8 +103,8 @@ def test_a_failing_reward_ends_in_an_error_that_names_it(
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
         with pytest.raises(ScorerError, match="scorer 'function' failed 4 times"):
-            pool.submit(PIXELS, _rows("good", "bad")).result(120)
-        assert pool.submit(PIXELS, _rows("good", "good")).result(60).scores == (0.5, 0.5)
+            pool.submit(PIXELS, rows("good", "bad")).result(120)
+        assert pool.submit(PIXELS, rows("good", "good")).result(60).scores == (0.5, 0.5)
     finally:
         pool.close()
 
@@ -125,18 +122,18 @@ def test_a_hung_scorer_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         pool.check()
         monkeypatch.setattr(patience, "REQUEST_SECONDS", 2.0)
-        assert pool.submit(PIXELS, _rows("hang", "hang")).result(60).scores == (0.75, 0.75)
+        assert pool.submit(PIXELS, rows("hang", "hang")).result(60).scores == (0.75, 0.75)
         (tmp_path / "calls").unlink()
         monkeypatch.setattr(scorer_module, "ATTEMPTS", 1)
         with pytest.raises(ScorerError, match=r"failed 1 time \(no answer in 2 seconds\)"):
-            pool.submit(PIXELS, _rows("hang", "hang")).result(60)
+            pool.submit(PIXELS, rows("hang", "hang")).result(60)
     finally:
         pool.close()
 
 
 def test_a_prompt_at_fault_is_not_tried_again(pool: ScorerPool) -> None:
     with pytest.raises(ScorerError, match=r"'ocr' failed 1 time \(BadInputError: no quoted target"):
-        pool.submit(golden_images()[:1], _rows("no quotes")).result(60)
+        pool.submit(golden_images()[:1], rows("no quotes")).result(60)
 
 
 def test_metadata_parts_and_videos_cross_the_process(tmp_path: Path) -> None:
@@ -182,7 +179,7 @@ def test_close_ends_the_processes_and_refuses_more() -> None:
     assert not any(child.is_running() for child in children)
     assert pool.pids == []
     with pytest.raises(ScorerError, match="closed"):
-        pool.submit(PIXELS, _rows("a", "b"))
+        pool.submit(PIXELS, rows("a", "b"))
 
 
 def test_the_scorer_dies_with_its_parent() -> None:

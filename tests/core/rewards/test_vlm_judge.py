@@ -20,8 +20,8 @@ from spotlight_core.rewards.base import ScorerGaveUp, build_reward
 from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.rewards.selftest import self_test
 from spotlight_core.rewards.vlm_judge import VlmJudgeReward
-from spotlight_core.types import PromptRow
 from tests.core.rewards.endpoint import MODEL, Answer, Endpoint, graded, ok, serving
+from tests.core.rewards.prompts import rows
 
 
 @pytest.fixture
@@ -44,10 +44,6 @@ def _images(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 6, 5, 3), dtype=np.uint8)
 
 
-def _rows(*texts: str) -> list[PromptRow]:
-    return [PromptRow(text=text) for text in texts]
-
-
 def _pixels(body: dict[str, Any]) -> np.ndarray:
     (message,) = body["messages"]
     _, picture = message["content"]
@@ -60,7 +56,7 @@ def _pixels(body: dict[str, Any]) -> np.ndarray:
 
 def test_the_request_holds_model_question_and_pixels(endpoint: Endpoint) -> None:
     images = _images(1)
-    assert _judge(endpoint).score(images, _rows('a {red} "car"')) == [0.7]
+    assert _judge(endpoint).score(images, rows('a {red} "car"')) == [0.7]
     (body,) = endpoint.calls
     assert body["model"] == MODEL
     assert body["temperature"] == 0
@@ -84,7 +80,7 @@ def test_answers_come_in_order_from_parallel_calls(endpoint: Endpoint) -> None:
         return ok(json.dumps({"grade": number}))
 
     endpoint.answer = by_first_pixel
-    scores = _judge(endpoint, concurrency=3).score(images, _rows(*"abcdef"))
+    scores = _judge(endpoint, concurrency=3).score(images, rows(*"abcdef"))
     assert scores == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert 2 <= endpoint.most_busy <= 3
 
@@ -93,11 +89,11 @@ def test_the_same_image_and_prompt_get_the_same_grade(endpoint: Endpoint) -> Non
     endpoint.answer = lambda body, call: ok(json.dumps({"grade": call}))  # never the same
     judge, image = _judge(endpoint, concurrency=1), _images(1)
     twice = np.concatenate([image, image])
-    assert judge.score(twice, _rows("a", "a")) == [0.1, 0.1]
-    assert judge.score(image, _rows("a")) == [0.1]
-    assert judge.score(image, _rows("b")) == [0.2]
-    assert judge.score(255 - image, _rows("a")) == [0.3]
-    assert judge.score(image.reshape(1, 5, 6, 3), _rows("a")) == [0.4]  # the same bytes in another shape
+    assert judge.score(twice, rows("a", "a")) == [0.1, 0.1]
+    assert judge.score(image, rows("a")) == [0.1]
+    assert judge.score(image, rows("b")) == [0.2]
+    assert judge.score(255 - image, rows("a")) == [0.3]
+    assert judge.score(image.reshape(1, 5, 6, 3), rows("a")) == [0.4]  # the same bytes in another shape
     assert len(endpoint.calls) == 4
     assert judge.judge(image[0], "a") == 0.5  # asked anew
 
@@ -105,8 +101,8 @@ def test_the_same_image_and_prompt_get_the_same_grade(endpoint: Endpoint) -> Non
 def test_the_cache_is_bounded(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vlm_judge, "CACHED_GRADES", 2)
     judge = _judge(endpoint)
-    assert judge.score(_images(3), _rows("a", "b", "c")) == [0.7] * 3
-    assert judge.score(_images(3)[2:], _rows("c")) == [0.7]
+    assert judge.score(_images(3), rows("a", "b", "c")) == [0.7] * 3
+    assert judge.score(_images(3)[2:], rows("c")) == [0.7]
     assert len(endpoint.calls) <= 4
     assert len(judge._grades) == 2
 
@@ -128,11 +124,11 @@ def test_what_may_pass_is_tried_again_and_ends_in_an_error(
 ) -> None:
     endpoint.answer = lambda body, call: failure if call < 3 else ok('{"grade": 4}')
     judge = _judge(endpoint, attempts=3)
-    assert judge.score(_images(1), _rows("a")) == [0.4]
+    assert judge.score(_images(1), rows("a")) == [0.4]
     assert len(endpoint.calls) == 3
     endpoint.answer = lambda body, call: failure
     with pytest.raises(ScorerError, match=cause) as caught:
-        judge.score(_images(1), _rows("b"))
+        judge.score(_images(1), rows("b"))
     assert isinstance(caught.value, ScorerGaveUp)
     assert f"scorer 'vlm_judge' (model 'judge-7b' at {endpoint.url}) failed 3 times" in caught.value.problem
     assert len(endpoint.calls) == 6
@@ -142,7 +138,7 @@ def test_what_may_pass_is_tried_again_and_ends_in_an_error(
 def test_a_refusal_is_final(endpoint: Endpoint, status: int) -> None:
     endpoint.answer = lambda body, call: (status, {}, b"no such thing")
     with pytest.raises(ScorerGaveUp, match=f"failed 1 time .HTTP {status} no such thing"):
-        _judge(endpoint).score(_images(1), _rows("a"))
+        _judge(endpoint).score(_images(1), rows("a"))
     assert len(endpoint.calls) == 1
 
 
@@ -157,7 +153,7 @@ def test_a_silent_endpoint_is_given_up(endpoint: Endpoint) -> None:
     judge = _judge(endpoint, timeout_seconds=0.2, attempts=2)
     began = time.monotonic()
     with pytest.raises(ScorerGaveUp, match=r"failed 2 times .ReadTimeout"):
-        judge.score(_images(1), _rows("a"))
+        judge.score(_images(1), rows("a"))
     assert 0.4 <= time.monotonic() - began < 3.0
     released.set()
 
@@ -166,7 +162,7 @@ def test_an_answer_without_end_is_cut_off(endpoint: Endpoint, monkeypatch: pytes
     monkeypatch.setattr(vlm_judge, "LONGEST_ANSWER_BYTES", 1000)
     endpoint.answer = lambda body, call: (200, {}, b" " * 100_000)
     with pytest.raises(ScorerGaveUp, match="an answer without end"):
-        _judge(endpoint, attempts=1).score(_images(1), _rows("a"))
+        _judge(endpoint, attempts=1).score(_images(1), rows("a"))
 
 
 def test_one_bad_image_among_good_ones_is_an_error_and_the_good_ones_are_kept(endpoint: Endpoint) -> None:
@@ -179,9 +175,9 @@ def test_one_bad_image_among_good_ones_is_an_error_and_the_good_ones_are_kept(en
     endpoint.answer = not_black
     judge = _judge(endpoint, concurrency=1)
     with pytest.raises(ScorerGaveUp, match="HTTP 400 black"):
-        judge.score(images, _rows("a", "b", "c"))
+        judge.score(images, rows("a", "b", "c"))
     calls = len(endpoint.calls)
-    assert judge.score(images[:1], _rows("a")) == [0.7]
+    assert judge.score(images[:1], rows("a")) == [0.7]
     assert len(endpoint.calls) == calls
 
 
@@ -190,13 +186,13 @@ def test_retry_after_is_honoured_within_reason(endpoint: Endpoint, monkeypatch: 
         (429, {"Retry-After": "0.5"}, b"") if call == 1 else graded(body, call)
     )
     began = time.monotonic()
-    assert _judge(endpoint).score(_images(1), _rows("a")) == [0.7]
+    assert _judge(endpoint).score(_images(1), rows("a")) == [0.7]
     assert time.monotonic() - began >= 0.5
     monkeypatch.setattr(vlm_judge, "LONGEST_WAIT_SECONDS", 0.1)
     endpoint.answer = lambda body, call: (503, {"Retry-After": "3600"}, b"")
     began = time.monotonic()
     with pytest.raises(ScorerGaveUp, match="failed 2 times"):
-        _judge(endpoint, attempts=2).score(_images(1), _rows("b"))
+        _judge(endpoint, attempts=2).score(_images(1), rows("b"))
     assert 0.1 <= time.monotonic() - began < 3.0
 
 
@@ -225,7 +221,7 @@ def test_the_key_is_sent_and_never_shown(endpoint: Endpoint, monkeypatch: pytest
     assert endpoint.headers[0]["Authorization"] == "Bearer secret-123"
     endpoint.answer = lambda body, call: (401, {}, b"the key secret-123 has expired")
     with pytest.raises(ScorerGaveUp, match=r"the key \*\*\* has expired") as caught:
-        judge.score(_images(1), _rows("a"))
+        judge.score(_images(1), rows("a"))
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
     for value, problem in (("", "is empty"), ("schlüssel", "no HTTP header")):
@@ -258,16 +254,16 @@ def test_a_judge_that_gave_up_in_its_process_is_not_asked_again(endpoint: Endpoi
     pool = ScorerPool(config, None)
     try:
         pool.check()
-        assert pool.submit(_images(2), _rows("a", "b")).result(60).scores == (0.7, 0.7)
+        assert pool.submit(_images(2), rows("a", "b")).result(60).scores == (0.7, 0.7)
         asked = len(endpoint.calls)
         assert asked == 4  # the golden image twice
         endpoint.answer = lambda body, call: (500, {}, b"out of memory")
         with pytest.raises(ScorerError) as caught:
-            pool.submit(_images(1), _rows("c")).result(60)
+            pool.submit(_images(1), rows("c")).result(60)
         assert caught.value.problem.startswith("scorer 'vlm_judge' failed 1 time (ScorerGaveUp: ")
         assert f"at {endpoint.url}) failed 2 times (HTTP 500 out of memory)" in caught.value.problem
         assert len(endpoint.calls) == asked + 2
         endpoint.answer = graded
-        assert pool.submit(_images(1), _rows("c")).result(60).scores == (0.7,)
+        assert pool.submit(_images(1), rows("c")).result(60).scores == (0.7,)
     finally:
         pool.close()

@@ -1,6 +1,5 @@
 """Exported weights: what stock diffusers makes of them, and their bytes."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,14 @@ from spotlight_core.config.model import TinyModelConfig
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
 from spotlight_core.diffusion.models.export import export_adapter, export_transformer
-from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
-from spotlight_core.diffusion.policy import policy_parameters, policy_weights
+from spotlight_core.diffusion.policy import policy_weights
 from spotlight_core.errors import BadInputError, SpotlightError
+from tests.core.diffusion.models.drawing import drawn, noise, perturb
 from tests.core.diffusion.models.tiny_pipelines import recipe, stock_pipeline, stock_pixels
 
 PROMPTS = ['A "42"', 'A longer prompt with a "7"']
 STEPS = 3
 LORA = {"rank": 3, "alpha": 12.0}
-
-
-@torch.no_grad()
-def perturb(model: DiffusersModel, rng_seed: int) -> None:
-    generator = torch.Generator().manual_seed(rng_seed)
-    for parameter in policy_parameters(model.transformer).values():
-        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-
-
-def noise(model: DiffusersModel) -> torch.Tensor:
-    return batch_noise(5, ["p"] * 2, (0, 1), INITIAL_NOISE, model.latent_shape_SC)
-
-
-@torch.inference_mode()
-def drawn(model: DiffusersModel) -> torch.Tensor:
-    x_BSC, text, sigmas = noise(model), model.encode(PROMPTS), model.sigmas(STEPS, None)
-    for sigma, following in itertools.pairwise(sigmas):
-        v_BSC = model.velocity(x_BSC, torch.full((2,), float(sigma)), text)
-        x_BSC = x_BSC + v_BSC * float(following - sigma)
-    return model.pixels(x_BSC)
 
 
 @pytest.fixture
@@ -67,7 +46,7 @@ def test_a_stock_pipeline_draws_the_trained_adapters_images(
     stock.load_lora_weights(tmp_path)
     after = stock_pixels(stock, config, **call)
     assert (after - before).abs().max() > 5e-3
-    torch.testing.assert_close(drawn(adapted), after, rtol=0, atol=1e-4)
+    torch.testing.assert_close(drawn(adapted, PROMPTS, STEPS), after, rtol=0, atol=1e-4)
     loaded = next(iter(stock.transformer.peft_config.values()))
     assert (loaded.r, loaded.lora_alpha) == (3, 12.0)
 
@@ -98,7 +77,7 @@ def test_a_stock_pipeline_draws_the_fully_trained_transformers_images(
     config = recipe(family, folders[family])
     model = build_model(config, "training")
     assert isinstance(model, DiffusersModel)
-    before = drawn(model)
+    before = drawn(model, PROMPTS, STEPS)
     perturb(model, 0)
     folder = export_transformer(config, policy_weights(model.transformer), tmp_path / "transformer")
     assert {path.name for path in folder.iterdir()} == {
@@ -111,7 +90,7 @@ def test_a_stock_pipeline_draws_the_fully_trained_transformers_images(
     call = {"prompt": PROMPTS, "num_inference_steps": STEPS, "latents": model.native_latents(noise(model))}
     after = stock_pixels(stock, config, **call)
     assert (after - before).abs().max() > 5e-3
-    torch.testing.assert_close(drawn(model), after, rtol=0, atol=1e-4)
+    torch.testing.assert_close(drawn(model, PROMPTS, STEPS), after, rtol=0, atol=1e-4)
     again = export_transformer(config, policy_weights(model.transformer), tmp_path / "again")
     for file in folder.iterdir():
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name

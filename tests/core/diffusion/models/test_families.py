@@ -21,6 +21,7 @@ from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
 from spotlight_core.errors import BadInputError
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
+from tests.core.diffusion.models.drawing import noise
 from tests.core.diffusion.models.tiny_pipelines import FamilyConfig, recipe, stock_pipeline, stock_pixels
 
 PROMPTS = ['A door with the number "42"', 'A long and winding road to a sign that says "7"', 'A "9"']
@@ -43,10 +44,6 @@ def _built(config: FamilyConfig) -> DiffusersModel:
 def build(folders: dict[str, Path], family: str) -> Build:
     """The family's model; keywords override its recipe."""
     return lambda **overrides: _built(recipe(family, folders[family], **overrides))
-
-
-def noise(model: DiffusersModel, rows: int = 3) -> torch.Tensor:
-    return batch_noise(5, ["p"] * rows, range(rows), INITIAL_NOISE, model.latent_shape_SC)
 
 
 def test_an_ode_rollout_is_the_stock_pipelines_own_image(

@@ -14,20 +14,22 @@ from tests.core.diffusion.models.tiny_pipelines import recipe
 
 
 def test_a_missing_folder_and_one_without_a_model(tmp_path: Path, family: str) -> None:
-    with pytest.raises(BadInputError, match=r"no folder '.*absent', and it is no Hub id: give model.path"):
+    with pytest.raises(BadInputError, match=r"model.path '.*absent' is no folder here and no hub id: give a"):
         build_model(recipe(family, tmp_path / "absent"), "rollout")
-    with pytest.raises(BadInputError, match=r"no model_index.json in"):
+    with pytest.raises(BadInputError, match=r"has no model_index.json: give a folder"):
         build_model(recipe(family, tmp_path), "rollout")
 
 
 def test_a_hub_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(BadInputError, match=r"no model at 'nobody/nothing' \(.+\): give model.path a Hub id"):
+    with pytest.raises(BadInputError, match=r"no model at 'nobody/nothing' \(.+\): give model.path a hub id"):
         build_model(recipe("flux", Path("nobody/nothing")), "rollout")
 
 
 def test_another_familys_weights_name_their_own_type(folders: dict[str, Path]) -> None:
-    with pytest.raises(BadInputError, match=r'holds a StableDiffusion3Pipeline.*: set model.type = "sd3"'):
+    with pytest.raises(
+        BadInputError, match=r"holds a StableDiffusion3Pipeline, no FluxPipeline: set .* = 'sd3'"
+    ):
         build_model(recipe("flux", folders["sd3"]), "rollout")
 
 
@@ -56,20 +58,12 @@ def test_wan_of_two_transformers_is_refused(folders: dict[str, Path], tmp_path: 
         build_model(recipe("wan", folder), "rollout")
 
 
-def test_sizes_and_texts_beyond_the_family(folders: dict[str, Path], family: str) -> None:
+def test_sizes_beyond_the_family(folders: dict[str, Path], family: str) -> None:
     folder = folders[family]
     with pytest.raises(BadInputError, match=r"model.height = 40 is no multiple of 16: give 32 or 48"):
         build_model(recipe(family, folder, height=40), "rollout")
     with pytest.raises(BadInputError, match=r"model.width = 8 is no multiple of 16: give 16 or 16"):
         build_model(recipe(family, folder, width=8), "rollout")
-    if family != "qwen_image":
-        with pytest.raises(BadInputError, match=r"model.max_text_tokens = 513 .*: give at most 512"):
-            build_model(recipe(family, folder, max_text_tokens=513), "rollout")
-
-
-def test_flux_takes_no_negative_prompt(folders: dict[str, Path]) -> None:
-    with pytest.raises(BadInputError, match=r"model\.negative_prompt = 'blurred' has no use in FLUX"):
-        build_model(recipe("flux", folders["flux"], negative_prompt="blurred"), "rollout")
 
 
 def test_a_flux_without_guidance_input_takes_none(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from spotlight_core.config.model import TinyModelConfig
 from spotlight_core.diffusion.model import DiffusionModel
-from spotlight_core.diffusion.models import Role, build_model
-from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
+from spotlight_core.diffusion.models import build_model
+from spotlight_core.diffusion.models.precision import Role
 from spotlight_core.diffusion.policy import (
     kept_policy,
     load_policy_weights,
@@ -21,6 +21,7 @@ from spotlight_core.diffusion.policy import (
     reference_policy,
 )
 from spotlight_core.errors import BadInputError
+from tests.core.diffusion.models.drawing import noise, perturb
 from tests.core.diffusion.models.tiny_pipelines import FAMILIES, recipe
 
 LORA = {"rank": 2, "alpha": 4.0}
@@ -56,21 +57,12 @@ def build(folders: dict[str, Path], kind: str) -> Build:
 
 
 def inputs(model: DiffusionModel) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    x_BSC = batch_noise(5, ["p"] * 2, (0, 1), INITIAL_NOISE, model.latent_shape_SC)
-    return x_BSC, torch.tensor([0.9, 0.3]), model.encode(PROMPTS)
+    return noise(model), torch.tensor([0.9, 0.3]), model.encode(PROMPTS)
 
 
 def velocity(model: DiffusionModel) -> torch.Tensor:
     with torch.no_grad():
         return model.velocity(*inputs(model))
-
-
-@torch.no_grad()
-def perturb(model: DiffusionModel) -> None:
-    """Move the trained weights by more than rounding."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in policy_parameters(model.transformer).values():
-        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
 
 
 def gradients(model: DiffusionModel) -> dict[str, torch.Tensor]:

@@ -24,9 +24,7 @@ from spotlight_core.learning.updates import TrainingGroup
 from spotlight_core.rewards.jpeg_size import JpegSizeReward
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.windows import sde_window
-from tests.core.diffusion.models.test_export import PROMPTS as EXPORT_PROMPTS
-from tests.core.diffusion.models.test_export import STEPS as EXPORT_STEPS
-from tests.core.diffusion.models.test_export import drawn, noise
+from tests.core.diffusion.models.drawing import drawn, noise
 from tests.core.diffusion.models.tiny_pipelines import recipe, stock_pipeline, stock_pixels
 
 POLICY = PolicyVersion(label="current", number=0, digest="")
@@ -150,10 +148,10 @@ def test_a_stock_pipeline_draws_what_training_exported(
     load_policy_weights(rig.engine.model.transformer, weights)
     assert isinstance(rig.engine.model, DiffusersModel)
     assert isinstance(rig.config.model, DiffusersModelConfig)
-    own, stock = drawn(rig.engine.model), stock_pipeline(family, folders[family])
+    own, stock = drawn(rig.engine.model, PROMPTS, STEPS), stock_pipeline(family, folders[family])
     call = {
-        "prompt": EXPORT_PROMPTS,
-        "num_inference_steps": EXPORT_STEPS,
+        "prompt": list(PROMPTS),
+        "num_inference_steps": STEPS,
         "latents": rig.engine.model.native_latents(noise(rig.engine.model)),
     }
     before = stock_pixels(stock, rig.config.model, **call)

@@ -1,8 +1,7 @@
 """Counts before loading: equal to what the classes count and to what the files hold."""
 
+import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,12 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from spotlight_core.config.model import TinyModelConfig
-from spotlight_core.diffusion.models import build_model, sizes
+from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
-from spotlight_core.diffusion.models.sizes import latent_size, model_size
 from spotlight_core.errors import BadInputError
-from tests.core.diffusion.models.tiny_pipelines import recipe
+from spotlight_core.estimates import published
+from spotlight_core.estimates.sizes import image_tokens, model_size
+from tests.core.diffusion.models.tiny_pipelines import FAMILIES, recipe, save_pipeline
 
 SD3 = {
     "sample_size": 128,
@@ -128,8 +127,13 @@ def _image_vae() -> AutoencoderKL:
     )
 
 
-def _published(family: str, path: str) -> int:
-    return model_size(recipe(family, Path(path))).transformer
+def _published(family: str, hub_id: str) -> int:
+    return published.PUBLISHED[family][hub_id].transformer
+
+
+@pytest.fixture
+def flux_folder(tmp_path: Path) -> Path:
+    return save_pipeline("flux", tmp_path / "flux")
 
 
 @pytest.mark.parametrize(
@@ -153,16 +157,16 @@ def _published(family: str, path: str) -> int:
         (_published("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"), lambda: _wan(12, 30, 8960)),
         (_published("wan", "Wan-AI/Wan2.1-T2V-14B-Diffusers"), lambda: _wan(40, 40, 13824)),
         (_published("wan", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"), lambda: _wan(24, 30, 14336, 48)),
-        (sizes.IMAGE_VAE, _image_vae),
-        (sizes.VIDEO_VAE, AutoencoderKLQwenImage),
-        (sizes.VIDEO_VAE, AutoencoderKLWan),
-        (sizes.WAN_2_2_VAE, lambda: AutoencoderKLWan(**WAN_2_2_VAE)),
-        (sizes.CLIP_L, lambda: CLIPTextModel(CLIPTextConfig(**CLIP_L))),
-        (sizes.CLIP_L_PROJECTED, lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP_L))),
-        (sizes.CLIP_G, lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP_G))),
-        (sizes.T5_XXL, lambda: T5EncoderModel(T5Config(vocab_size=32128, **T5))),
-        (sizes.UMT5_XXL, lambda: UMT5EncoderModel(UMT5Config(vocab_size=256384, **T5))),
-        (sizes.QWEN_VL_7B, lambda: Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**QWEN_VL))),
+        (published.IMAGE_VAE, _image_vae),
+        (published.VIDEO_VAE, AutoencoderKLQwenImage),
+        (published.VIDEO_VAE, AutoencoderKLWan),
+        (published.WAN_2_2_VAE, lambda: AutoencoderKLWan(**WAN_2_2_VAE)),
+        (published.CLIP_L, lambda: CLIPTextModel(CLIPTextConfig(**CLIP_L))),
+        (published.CLIP_L_PROJECTED, lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP_L))),
+        (published.CLIP_G, lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP_G))),
+        (published.T5_XXL, lambda: T5EncoderModel(T5Config(vocab_size=32128, **T5))),
+        (published.UMT5_XXL, lambda: UMT5EncoderModel(UMT5Config(vocab_size=256384, **T5))),
+        (published.QWEN_VL_7B, lambda: Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**QWEN_VL))),
     ],
 )
 def test_published_counts_are_what_the_classes_count(
@@ -172,8 +176,9 @@ def test_published_counts_are_what_the_classes_count(
         assert sum(parameter.numel() for parameter in build().parameters()) == count
 
 
-def test_a_folders_counts_are_what_is_loaded_from_it(folders: dict[str, Path], family: str) -> None:
-    config = recipe(family, folders[family])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folders_counts_are_what_is_loaded_from_it(tmp_path: Path, family: str) -> None:
+    config = recipe(family, save_pipeline(family, tmp_path))
     model = build_model(config, "rollout")
     assert isinstance(model, DiffusersModel)
 
@@ -186,46 +191,78 @@ def test_a_folders_counts_are_what_is_loaded_from_it(folders: dict[str, Path], f
     assert size.vae == held("vae")
     # A tied embedding is one parameter under two names.
     assert size.text_encoders <= held("text_encoder") <= 2 * size.text_encoders
-    assert size.total == size.transformer + size.text_encoders + size.vae
-    assert size.source == f"files in {folders[family]}"
+    assert size.source == f"files in {tmp_path}"
+    heads = model.transformer.config.num_attention_heads
+    assert (size.settings["num_attention_heads"], size.pixels_per_latent) == (heads, 8)
 
 
-def test_a_second_copy_in_another_precision_is_not_counted(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "flux"
-    shutil.copytree(folders["flux"], folder)
-    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+def test_a_second_copy_in_another_precision_is_not_counted(flux_folder: Path) -> None:
+    alone = model_size(recipe("flux", flux_folder))
+    weights = flux_folder / "transformer" / "diffusion_pytorch_model.safetensors"
     shutil.copy(weights, weights.with_name("diffusion_pytorch_model.fp16.safetensors"))
     shutil.copy(weights, weights.with_name("diffusion_pytorch_model.bf16-00001-of-00002.safetensors"))
-    assert model_size(recipe("flux", folder)).total == model_size(recipe("flux", folders["flux"])).total
+    assert model_size(recipe("flux", flux_folder)) == alone
 
 
-def test_the_embedded_model_and_a_name_that_says_nothing() -> None:
-    model = build_model(TinyModelConfig(), "rollout")
-    assert model_size(TinyModelConfig()).total == sum(p.numel() for p in model.transformer.parameters())
+def test_a_name_that_says_nothing_is_taken_for_the_familys_first_model() -> None:
     other = model_size(recipe("sd3", Path("someone/finetune")))
     assert other.transformer == 2_243_171_520
     assert other.source == "someone/finetune taken for stabilityai/stable-diffusion-3.5-medium"
+    known = model_size(recipe("sd3", Path("stabilityai/stable-diffusion-3.5-large")))
+    assert (known.transformer, known.source) == (
+        8_056_627_520,
+        "published stabilityai/stable-diffusion-3.5-large",
+    )
+
+
+def test_a_cached_snapshot_is_counted_once_its_weights_are_there(
+    flux_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--black-forest-labs--FLUX.1-dev"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = repository / "snapshots" / "abc"
+    shutil.copytree(flux_folder, snapshot, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = recipe("flux", Path("black-forest-labs/FLUX.1-dev"))
+    size = model_size(config)
+    assert (size.transformer, size.source) == (11_901_408_320, "published black-forest-labs/FLUX.1-dev")
+    assert size.settings["num_attention_heads"] == 2
+    shutil.copytree(flux_folder, snapshot, dirs_exist_ok=True)
+    size = model_size(config)
+    assert size.transformer == model_size(recipe("flux", flux_folder)).transformer
+    assert size.source == "files in black-forest-labs/FLUX.1-dev"
 
 
 @pytest.mark.parametrize(
-    ("family", "overrides", "expected"),
+    ("family", "path", "overrides", "expected"),
     [
-        ("qwen_image", {"height": 512, "width": 1024}, (2048, 64, 2048)),
-        ("flux", {"height": 1024, "width": 1024}, (4096, 64, 4096)),
-        ("sd3", {"height": 512, "width": 512}, (4096, 16, 1024)),
-        ("wan", {"height": 480, "width": 832, "frames": 33}, (9 * 60 * 104, 16, 9 * 30 * 52)),
+        ("qwen_image", "published/model", {"height": 512, "width": 1024}, 2048),
+        ("flux", "published/model", {"height": 1024, "width": 1024}, 4096),
+        ("sd3", "published/model", {"height": 512, "width": 512}, 1024),
+        ("wan", "published/model", {"height": 480, "width": 832, "frames": 33}, 9 * 30 * 52),
         (
             "wan",
-            {"height": 704, "width": 1280, "frames": 121, "path": "Wan-AI/Wan2.2-TI2V-5B-Diffusers"},
-            (31 * 44 * 80, 48, 31 * 22 * 40),
+            "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+            {"height": 704, "width": 1280, "frames": 121},
+            31 * 22 * 40,
         ),
     ],
 )
-def test_latents_at_a_resolution(
-    family: str, overrides: dict[str, Any], expected: tuple[int, int, int]
+def test_image_tokens_at_a_resolution(
+    family: str, path: str, overrides: dict[str, Any], expected: int
 ) -> None:
-    latents = latent_size(recipe(family, Path("published/model"), **overrides))
-    assert (latents.tokens, latents.channels, latents.attended) == expected
+    config = recipe(family, Path(path), **overrides)
+    assert image_tokens(config, model_size(config)) == expected
+
+
+def test_a_folder_says_by_itself_how_much_its_vae_shrinks(tmp_path: Path) -> None:
+    folder = save_pipeline("wan", tmp_path / "wan")
+    config = recipe("wan", folder, height=64, width=96, frames=5)
+    assert image_tokens(config, model_size(config)) == 2 * 4 * 6
+    file = folder / "vae" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "scale_factor_spatial": 16}))
+    assert image_tokens(config, model_size(config)) == 2 * 2 * 3
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
@@ -239,11 +276,6 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
             BadInputError, match=r"diffusion_pytorch_model.safetensors' is no safetensors file"
         ):
             model_size(recipe("flux", tmp_path))
-
-
-def test_no_torch_is_needed() -> None:
-    code = "import sys, spotlight_core.diffusion.models.sizes; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "False"
+    (tmp_path / "transformer" / "config.json").write_text("[1]")
+    with pytest.raises(BadInputError, match=r"transformer/config.json is no JSON object"):
+        model_size(recipe("flux", tmp_path))

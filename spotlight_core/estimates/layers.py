@@ -1,79 +1,15 @@
 """The linear layers of each family's blocks, from its transformer's own settings: for plans, without torch.
 
-Names are diffusers'.  Published settings stand in where a model's ``transformer/config.json`` is not here.
+Names are diffusers'.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from spotlight_core.config import LoraConfig
-
-Settings = Mapping[str, Any]
-
-PUBLISHED: Mapping[str, Mapping[str, Settings]] = {
-    "qwen_image": {
-        "Qwen/Qwen-Image": {"num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128},
-    },
-    "flux": {
-        "black-forest-labs/FLUX.1-dev": {
-            "num_layers": 19,
-            "num_single_layers": 38,
-            "num_attention_heads": 24,
-            "attention_head_dim": 128,
-        },
-    },
-    "sd3": {
-        "stabilityai/stable-diffusion-3.5-medium": {
-            "num_layers": 24,
-            "num_attention_heads": 24,
-            "attention_head_dim": 64,
-            "dual_attention_layers": tuple(range(13)),
-        },
-        "stabilityai/stable-diffusion-3.5-large": {
-            "num_layers": 38,
-            "num_attention_heads": 38,
-            "attention_head_dim": 64,
-        },
-        "stabilityai/stable-diffusion-3-medium-diffusers": {
-            "num_layers": 24,
-            "num_attention_heads": 24,
-            "attention_head_dim": 64,
-        },
-    },
-    "wan": {
-        "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": {
-            "num_layers": 30,
-            "num_attention_heads": 12,
-            "attention_head_dim": 128,
-            "ffn_dim": 8960,
-        },
-        "Wan-AI/Wan2.1-T2V-14B-Diffusers": {
-            "num_layers": 40,
-            "num_attention_heads": 40,
-            "attention_head_dim": 128,
-            "ffn_dim": 13824,
-        },
-        "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {
-            "num_layers": 30,
-            "num_attention_heads": 24,
-            "attention_head_dim": 128,
-            "ffn_dim": 14336,
-        },
-    },
-}
-"""Of published models, the one that stands for the family first."""
-
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-_ADDED = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-_JOINT = tuple(f"attn.{name}" for name in (*_ATTENTION, *_ADDED))
-DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
-    "qwen_image": _JOINT,
-    "flux": _JOINT,
-    "sd3": (*_JOINT, *(f"attn2.{name}" for name in _ATTENTION)),
-    "wan": tuple(f"attn{place}.{name}" for place in (1, 2) for name in _ATTENTION),
-}
-"""What a LoRA without ``target_modules`` adapts."""
+from spotlight_core.diffusion.models.families import ATTENTION, FAMILIES, MMDIT_ATTENTION
+from spotlight_core.estimates.published import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +19,6 @@ class Linear:
     name: str
     inputs: int
     outputs: int
-
-
-def published_settings(family: str, hub_id: str) -> Settings:
-    """Of the model of that name, or of the family's first one."""
-    models = PUBLISHED[family]
-    return models.get(hub_id, next(iter(models.values())))
 
 
 def width(settings: Settings) -> int:
@@ -108,7 +38,7 @@ def linear_layers(family: str, settings: Settings) -> Iterator[Linear]:
 
 def lora_parameters(family: str, settings: Settings, lora: LoraConfig) -> int:
     """Weights of the adapters: r (inputs + outputs) for each adapted layer."""
-    targets = lora.target_modules or DEFAULT_TARGETS[family]
+    targets = lora.target_modules or FAMILIES[family].lora_targets
     adapted = (
         layer
         for layer in linear_layers(family, settings)
@@ -159,7 +89,7 @@ def _qwen_image(settings: Settings) -> Iterator[Linear]:
     channels = width(settings)
     for block in range(settings["num_layers"]):
         here = f"transformer_blocks.{block}"
-        yield from _square(here, _JOINT, channels)
+        yield from _square(here, MMDIT_ATTENTION, channels)
         for stream in ("img", "txt"):
             yield Linear(name=f"{here}.{stream}_mod.1", inputs=channels, outputs=6 * channels)
             yield from _mlp(f"{here}.{stream}_mlp", channels, 4 * channels)
@@ -169,7 +99,7 @@ def _flux(settings: Settings) -> Iterator[Linear]:
     channels = width(settings)
     for block in range(settings["num_layers"]):
         here = f"transformer_blocks.{block}"
-        yield from _square(here, _JOINT, channels)
+        yield from _square(here, MMDIT_ATTENTION, channels)
         for norm in ("norm1", "norm1_context"):
             yield Linear(name=f"{here}.{norm}.linear", inputs=channels, outputs=6 * channels)
         for mlp in ("ff", "ff_context"):
@@ -188,13 +118,13 @@ def _sd3(settings: Settings) -> Iterator[Linear]:
     for block in range(blocks):
         here, last = f"transformer_blocks.{block}", block == blocks - 1
         # The last block leaves the text stream alone.
-        yield from _square(here, _JOINT[:-1] if last else _JOINT, channels)
+        yield from _square(here, MMDIT_ATTENTION[:-1] if last else MMDIT_ATTENTION, channels)
         norms = 9 if block in dual else 6
         yield Linear(name=f"{here}.norm1.linear", inputs=channels, outputs=norms * channels)
         context = 2 if last else 6
         yield Linear(name=f"{here}.norm1_context.linear", inputs=channels, outputs=context * channels)
         if block in dual:
-            yield from _square(f"{here}.attn2", _ATTENTION, channels)
+            yield from _square(f"{here}.attn2", ATTENTION, channels)
         for mlp in ("ff",) if last else ("ff", "ff_context"):
             yield from _mlp(f"{here}.{mlp}", channels, 4 * channels)
 
@@ -203,5 +133,5 @@ def _wan(settings: Settings) -> Iterator[Linear]:
     channels = width(settings)
     for block in range(settings["num_layers"]):
         for attention in ("attn1", "attn2"):
-            yield from _square(f"blocks.{block}.{attention}", _ATTENTION, channels)
+            yield from _square(f"blocks.{block}.{attention}", ATTENTION, channels)
         yield from _mlp(f"blocks.{block}.ffn", channels, int(settings["ffn_dim"]))

@@ -8,17 +8,20 @@ bytes a channel, token and block at 16 bits.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flows.layers import Settings, depth, forward_flops, lora_parameters, width
 from spotlight_core.config import (
-    DiffusersModelConfig,
+    FamilyConfig,
     FixedArmConfig,
     FluxConfig,
     NftConfig,
     RunConfig,
+    SD3Config,
     WanConfig,
 )
-from spotlight_core.diffusion.models.sizes import ModelSize, latent_size
+from spotlight_core.diffusion.models.families import guided
 from spotlight_core.errors import BadInputError
+from spotlight_core.estimates.layers import depth, forward_flops, lora_parameters, width
+from spotlight_core.estimates.published import ModelSize
+from spotlight_core.estimates.sizes import image_tokens
 
 GIB = 2**30
 UTILISATION = 0.4
@@ -107,11 +110,6 @@ def gpu_named(name: str) -> Gpu:
         raise BadInputError(f"no speed is known for GPU {name!r}", f"give one of {', '.join(GPUS)}") from None
 
 
-def guided(model: DiffusersModelConfig) -> bool:
-    """Whether every velocity takes a second forward; FLUX's guidance is an input."""
-    return not isinstance(model, FluxConfig) and model.guidance > 1  # type: ignore[attr-defined]
-
-
 def trained_timesteps(config: RunConfig) -> int:
     """Timesteps T that are trained of each sample."""
     if isinstance(config.loss, NftConfig):
@@ -127,19 +125,19 @@ def untrained_forwards(config: RunConfig) -> int:
     return reference + (config.model.rollout_dtype != config.model.training_dtype)
 
 
-def token_counts(model: DiffusersModelConfig) -> tuple[int, int]:
+def token_counts(model: FamilyConfig, size: ModelSize) -> tuple[int, int]:
     """Image and text tokens of one row, text as long as the family pads it, or 64 where it does not."""
-    patches = latent_size(model).attended
+    patches = image_tokens(model, size)
     if isinstance(model, WanConfig):
         return patches, 512
     if isinstance(model, FluxConfig):
         return patches, model.max_text_tokens
-    if model.type == "sd3":  # type: ignore[attr-defined]
+    if isinstance(model, SD3Config):
         return patches, 77 + model.max_text_tokens  # CLIP's tokens and T5's
     return patches, min(64, model.max_text_tokens)
 
 
-def work_of(config: RunConfig, model: DiffusersModelConfig) -> Work:
+def work_of(config: RunConfig, model: FamilyConfig) -> Work:
     """The forwards of an iteration; an evaluation's are spread over the iterations between two."""
     data, evaluation, arm = config.data, config.evaluation, config.exploration
     rows = 2 if guided(model) else 1
@@ -159,10 +157,10 @@ def work_of(config: RunConfig, model: DiffusersModelConfig) -> Work:
     )
 
 
-def seconds_of(config: RunConfig, model: DiffusersModelConfig, settings: Settings, gpu: Gpu) -> Seconds:
+def seconds_of(config: RunConfig, model: FamilyConfig, size: ModelSize, gpu: Gpu) -> Seconds:
     """Rollout and evaluation use every node, training the trainer's GPUs, exploration the spot nodes."""
     work, fleet = work_of(config, model), config.fleet
-    flops = forward_flops(_family(model), settings, *token_counts(model))
+    flops = forward_flops(model.type, size.settings, *token_counts(model, size))
 
     def seconds(forwards: float, gpus: int, dtype: str) -> float:
         peak = gpu.bf16_tflops if dtype == "bf16" else gpu.fp32_tflops
@@ -179,15 +177,14 @@ def seconds_of(config: RunConfig, model: DiffusersModelConfig, settings: Setting
     )
 
 
-def memory_of(config: RunConfig, model: DiffusersModelConfig, size: ModelSize, settings: Settings) -> Memory:
+def memory_of(config: RunConfig, model: FamilyConfig, size: ModelSize) -> Memory:
     """Bytes on one GPU; weights, gradients and states are sharded over the trainer's ranks."""
-    ranks, trained = config.trainer.ranks, trained_parameters(model, size, settings)
+    ranks, trained = config.trainer.ranks, trained_parameters(model, size)
     frozen = size.transformer * DTYPE_BYTES[model.training_dtype] if model.lora else 0
     copies = int(isinstance(config.loss, NftConfig))
     if model.lora is None:
         copies += config.loss.kl_weight > 0  # under LoRA the reference is the frozen base itself
-    weights = size.transformer * DTYPE_BYTES[model.rollout_dtype]
-    beside = (size.text_encoders + size.vae) * DTYPE_BYTES[model.rollout_dtype]
+    rollout = (size.transformer + size.text_encoders) * DTYPE_BYTES[model.rollout_dtype]
     return Memory(
         text_encoders=size.text_encoders * DTYPE_BYTES[model.training_dtype],  # whole on every rank
         frozen=frozen / ranks,
@@ -196,8 +193,8 @@ def memory_of(config: RunConfig, model: DiffusersModelConfig, size: ModelSize, s
         optimizer=8 * trained / ranks,
         average=4 * trained / ranks,
         kept=4 * trained * copies / ranks,
-        activations=_activations(config, model, settings),
-        rollout=weights + beside,
+        activations=_activations(config, model, size),
+        rollout=rollout + 4 * size.vae,  # which decodes in fp32 always
     )
 
 
@@ -208,26 +205,22 @@ def disk_of(config: RunConfig, trained: int) -> int:
     return 4 * trained * (3 * checkpoint + 4)
 
 
-def trained_parameters(model: DiffusersModelConfig, size: ModelSize, settings: Settings) -> int:
+def trained_parameters(model: FamilyConfig, size: ModelSize) -> int:
     """Those of the adapters, or of the whole transformer."""
     if model.lora is None:
         return size.transformer
-    return lora_parameters(_family(model), settings, model.lora)
+    return lora_parameters(model.type, size.settings, model.lora)
 
 
-def _activations(config: RunConfig, model: DiffusersModelConfig, settings: Settings) -> float:
+def _activations(config: RunConfig, model: FamilyConfig, size: ModelSize) -> float:
     optimizer = config.optimizer
     samples = config.data.prompts_per_iteration * config.data.seeds_per_prompt
     rows = min(optimizer.samples_per_forward, samples) * min(
         optimizer.timesteps_per_forward, trained_timesteps(config)
     )
-    channels = rows * (2 if guided(model) else 1) * sum(token_counts(model)) * width(settings)
+    channels = rows * (2 if guided(model) else 1) * sum(token_counts(model, size)) * width(size.settings)
     number = DTYPE_BYTES[model.training_dtype]
     block = channels * ACTIVATION_BYTES * number / 2
     if config.trainer.gradient_checkpointing:
-        return depth(settings) * channels * number + block
-    return depth(settings) * block
-
-
-def _family(model: DiffusersModelConfig) -> str:
-    return str(model.type)  # type: ignore[attr-defined]
+        return depth(size.settings) * channels * number + block
+    return depth(size.settings) * block

@@ -16,19 +16,18 @@ from peft import LoraConfig as PeftLoraConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flows.layers import (
-    DEFAULT_TARGETS,
-    PUBLISHED,
+from spotlight_core.config import LoraConfig
+from spotlight_core.diffusion.models.families import FAMILIES
+from spotlight_core.estimates.layers import (
     Linear,
     depth,
     forward_flops,
     linear_layers,
     lora_parameters,
-    published_settings,
     width,
 )
-from spotlight_core.config import LoraConfig
-from spotlight_core.diffusion.models.sizes import model_size
+from spotlight_core.estimates.published import PUBLISHED
+from spotlight_core.estimates.sizes import published_size
 from spotlight_core.recipes import load_recipe, recipe_names
 
 # What the published files say beside the settings that plans need.
@@ -43,12 +42,6 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-RECIPE_OF = {
-    "qwen_image": "qwen_image_ocr",
-    "flux": "flux_mixgrpo",
-    "sd3": "sd3_ocr",
-    "wan": "wan_dance",
-}
 # As wide as published, and of few blocks: of each kind, the last and the dual ones included.
 FEW: dict[str, dict[str, Any]] = {
     "qwen_image": {"num_layers": 2},
@@ -67,7 +60,7 @@ def transformer(family: str, settings: Mapping[str, Any]) -> Any:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_layers_and_adapters_are_counted_as_diffusers_and_peft_have_them(family: str) -> None:
-    settings = {**published_settings(family, ""), **FEW[family]}
+    settings = {**published_size(family, "").settings, **FEW[family]}
     model = transformer(family, settings)
     real = {
         Linear(name=name, inputs=module.in_features, outputs=module.out_features)
@@ -81,7 +74,7 @@ def test_layers_and_adapters_are_counted_as_diffusers_and_peft_have_them(family:
     lora = LoraConfig(rank=4)
     with torch.device("meta"):
         model.requires_grad_(False)
-        model.add_adapter(PeftLoraConfig(r=4, target_modules=list(DEFAULT_TARGETS[family])))
+        model.add_adapter(PeftLoraConfig(r=4, target_modules=list(FAMILIES[family].lora_targets)))
     adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert lora_parameters(family, settings, lora) == adapters > 0
 
@@ -115,7 +108,7 @@ def inputs(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("family", MODELS)
 def test_the_operations_of_a_forward_are_what_torch_counts(family: str) -> None:
     more, arguments = inputs(family)
-    settings = {**published_settings(family, ""), **FEW[family], **TINY, **more}
+    settings = {**published_size(family, "").settings, **FEW[family], **TINY, **more}
     model = MODELS[family][0](**settings).eval()
     counter = FlopCounterMode(display=False)
     # The fused attention of CPUs is not counted.
@@ -130,23 +123,12 @@ def test_the_operations_of_a_forward_are_what_torch_counts(family: str) -> None:
     assert forward_flops(family, settings, ROWS * COLUMNS, TEXT) == pytest.approx(blocks, rel=1e-9)
 
 
-def test_default_targets_are_those_of_the_models() -> None:
-    from spotlight_core.diffusion.models.flux import Flux
-    from spotlight_core.diffusion.models.qwen_image import QwenImage
-    from spotlight_core.diffusion.models.sd3 import SD3
-    from spotlight_core.diffusion.models.wan import Wan
-
-    real = {"qwen_image": QwenImage, "flux": Flux, "sd3": SD3, "wan": Wan}
-    for family, model in real.items():
-        assert set(DEFAULT_TARGETS[family]) == set(model.default_targets)
-
-
 def test_the_adapter_of_a_recipe_with_targets_of_its_own() -> None:
     lora = load_recipe("qwen_image_ocr").model.lora
     assert lora is not None
     # 60 blocks: eight square layers of 3072 channels and four between 3072 and 12288, at rank 64.
     assert lora_parameters(
-        "qwen_image", published_settings("qwen_image", "Qwen/Qwen-Image"), lora
+        "qwen_image", published_size("qwen_image", "Qwen/Qwen-Image").settings, lora
     ) == 60 * 64 * (8 * 2 * 3072 + 4 * (3072 + 12288))
 
 
@@ -156,16 +138,13 @@ def test_every_target_of_a_shipped_recipe_is_a_layer_of_its_model(name: str) -> 
     if model.lora is None:
         assert model.type == "tiny"
         return
-    layers = [layer.name for layer in linear_layers(model.type, published_settings(model.type, ""))]
+    layers = [layer.name for layer in linear_layers(model.type, published_size(model.type, "").settings)]
     for target in model.lora.target_modules:
         assert any(layer.endswith(f".{target}") for layer in layers), target
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_published_settings_fit_the_published_counts(family: str) -> None:
-    section = type(load_recipe(RECIPE_OF[family]).model)
-    for name, settings in PUBLISHED[family].items():
-        size = model_size(section(type=family, path=name))  # type: ignore[call-arg]
-        assert size.source == f"published {name}"
-        weights = sum(layer.inputs * layer.outputs for layer in linear_layers(family, settings))
+    for size in PUBLISHED[family].values():
+        weights = sum(layer.inputs * layer.outputs for layer in linear_layers(family, size.settings))
         assert 0.95 * size.transformer < weights < size.transformer
