@@ -31,12 +31,19 @@ def child_environment(threads: int) -> dict[str, str]:
 
 
 class Answers:
-    """The child's side: what was stdout, which other prints go past from now on."""
+    """The child's side: what were stdin (``requests``) and stdout, which other code goes past from now on."""
+
+    requests: BinaryIO
 
     def __init__(self) -> None:
         """Also lets the terminal's Ctrl-C pass, and ends this process when its parent is gone."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _end_with_parent(os.getppid())
+        # A reward that reads stdin would wait for ever, and eat a request; it gets an end of file.
+        self.requests = os.fdopen(os.dup(0), "rb")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         # A library's or a reward's own prints must not land among the answers.
         self._lines: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)

@@ -34,4 +34,4 @@ class FleetError(SpotlightError):
 
 
 class TrainingError(SpotlightError):
-    """Raised when an update cannot be trusted: non-finite losses, a first ratio that is not 1."""
+    """Raised when an update or what it led to cannot be trusted: losses or latents that are not finite."""

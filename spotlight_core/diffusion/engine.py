@@ -22,7 +22,7 @@ from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
 from spotlight_core.diffusion.samplers import Sampler, build_sampler
 from spotlight_core.diffusion.samplers.ode import OdeSampler
 from spotlight_core.diffusion.samplers.sde import SdeSampler
-from spotlight_core.errors import BadInputError
+from spotlight_core.errors import BadInputError, TrainingError
 from spotlight_core.types import Fidelity, GenerationRequest
 
 Arrays = dict[str, np.ndarray]
@@ -115,6 +115,7 @@ class DenoiseEngine:
             BadInputError: a fidelity that cannot be denoised (step 0 reused, SDE steps out of range, a
                 stochastic preview over another number of steps than the rollout's).
             ValueError: a start step without its state, or the reverse.
+            TrainingError: latents that are not finite.
         """
         sampler = self.sampler_for(request.fidelity)
         steps = request.fidelity.denoise_steps
@@ -130,6 +131,7 @@ class DenoiseEngine:
                 following = denoise_step + 1
                 if following < steps and boundary(following, trajectory.state):
                     return Paused(next_denoise_step=following, state=trajectory.state())
+            _check_finite(trajectory.x_BSC, request)
             images = self.model.decode(trajectory.x_BSC)
         return Generated(arrays={"images": images, "x0": trajectory.x_BSC.numpy()} | trajectory.recorded())
 
@@ -195,6 +197,15 @@ class DenoiseEngine:
                 steps_B = torch.full((len(x_BSC),), denoise_step)
                 trajectory.means.append(sampler.mean(x_BSC, trajectory.v_BSC, steps_B).numpy())
         trajectory.x_BSC = x_next_BSC
+
+
+def _check_finite(x_BSC: torch.Tensor, request: GenerationRequest) -> None:
+    """Latents of NaN would be drawn as a black image, which some rewards like best."""
+    if not bool(torch.isfinite(x_BSC).all()):
+        raise TrainingError(
+            f"policy {request.policy.name} draws latents that are not finite (request {request.id})",
+            "its weights have diverged or are damaged: lower optimizer.lr, or take an earlier checkpoint",
+        )
 
 
 def _check_reuse(fidelity: Fidelity) -> None:

@@ -218,7 +218,8 @@ class RayCluster:
         except Exception as error:  # Ray raises plain Exception here
             end_processes(run_processes(self.run_id, f"{name}-{incarnation}"), grace_seconds=0.0)
             raise FleetError(
-                f"Ray node {name}-{incarnation} did not start ({error})", f"see the logs in {self.folder}"
+                f"Ray node {name}-{incarnation} did not start ({error})",
+                "end what else keeps this machine busy or its memory full, and try again",
             ) from error
         with self._lock:
             self._booting.discard((name, incarnation))

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from spotlight_core.child_process import Answers, told
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.models import build_model
-from spotlight_core.errors import SpotlightError
+from spotlight_core.errors import SpotlightError, TrainingError
 from spotlight_core.learning.ranks import read_groups
 from spotlight_core.learning.sharding import Ranks
 from spotlight_core.learning.trainer import PolicyTrainer
@@ -36,14 +36,17 @@ def main() -> None:
         trainer = _build(rank, size, scratch)
     except SpotlightError as error:
         answers.give(told(error))
-        sys.stdin.read()  # the parent waits for every rank's answer before it closes them
+        answers.requests.read()  # the parent waits for every rank's answer before it closes them
         return
     answers.give({"label": trainer.rollout_label})
-    for line in sys.stdin:
+    for line in answers.requests:
         try:
             answer = _done(trainer, json.loads(line))
         except SpotlightError as error:
             answer = told(error)
+        except OSError as error:  # a full or damaged disk: the other ranks meet it too, or are ended
+            problem = f"rank {rank}: {error.strerror or error} ({error.filename or 'no file named'})"
+            answer = told(TrainingError(problem, "mend it and continue with --resume"))
         answers.give(answer)
     os._exit(0)  # at once: an orderly end would wait for ranks that may be gone, and there is nothing to keep
 

@@ -187,11 +187,13 @@ class TrainerRanks:
         codes = {child.rank: child.process.poll() for child in self._children}
         signalled = [other for other, code in codes.items() if code is not None and code < 0]
         culprit = signalled[0] if signalled else rank
-        said = self._children[culprit].last_line()
-        return TrainingError(
-            f"trainer rank {culprit} of {len(codes)} ended with exit code {codes[culprit]} ({said})",
-            "see the run's log, and continue with --resume",
-        )
+        code, which = codes[culprit], f"trainer rank {culprit} of {len(codes)}"
+        if code is not None and code < 0:
+            problem = f"{which} was ended by signal {-code}"
+        else:
+            how = "stopped answering" if code is None else f"ended with exit code {code}"
+            problem = f"{which} {how} ({self._children[culprit].last_line()})"
+        return TrainingError(problem, "see the run's log, and continue with --resume")
 
 
 class _Child:
@@ -213,6 +215,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
+            errors="replace",  # what a library prints must not end its rank
             env=env,
             process_group=0,  # a Ctrl-C at the terminal is the run's to handle
         )

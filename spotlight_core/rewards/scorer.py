@@ -93,7 +93,8 @@ class ScorerPool:
                 process.ensure_ready()
             except _ScoringFailed as error:
                 raise ScorerError(
-                    f"a scorer did not start ({error})", "see the lines above for its own error"
+                    f"a scorer did not start ({error})",
+                    "score an image with the recipe's rewards by hand to see why, and mend them",
                 ) from error
 
     def submit(self, images: np.ndarray, prompts: Sequence[PromptRow]) -> "Future[Scored]":

@@ -12,6 +12,8 @@ It ends with its input: a run that dies, however, closes the pipe.
 import json
 import signal
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ def main() -> None:
         answers.give(told(error))
         return
     answers.give({"ready": True})
-    requests = sys.stdin.buffer
+    requests = answers.requests
     while line := requests.readline():
         header = json.loads(line)
         pixels = requests.read(int(np.prod(header["shape"])))
@@ -60,8 +62,16 @@ def _scored(reward: Reward, images: np.ndarray, prompts: list[PromptRow]) -> dic
         scored = score_request(reward, images, prompts)
     except Exception as error:  # the parent retries, then names the scorer
         final = isinstance(error, ScorerGaveUp | BadInputError)
-        return {"error": f"{type(error).__name__}: {error}", "final": final}
+        return {"error": f"{type(error).__name__}: {error}{_place(error)}", "final": final}
     return {"scores": scored.scores, "parts": dict(scored.parts)}
+
+
+def _place(error: Exception) -> str:
+    """Where an error that is not ours was raised: a bare KeyError in a user's reward says nothing else."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SpotlightError) or not frames:
+        return ""
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
 
 
 if __name__ == "__main__":

@@ -53,6 +53,29 @@ def test_only_answers_are_answered_from_any_folder(tmp_path: Path) -> None:
     assert done.stderr == "a library's print\nand a write\n"
 
 
+READER = """
+from spotlight_core.child_process import Answers
+answers = Answers()
+try:
+    input()
+except EOFError:
+    answers.give({"request": answers.requests.readline().decode()})
+"""
+
+
+def test_other_code_finds_nothing_on_stdin_and_takes_no_request() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READER],
+        input="the request\n",
+        env=child_environment(threads=1),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout) == {"request": "the request\n"}
+
+
 def test_a_child_ends_when_its_parent_was_killed() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHAN],

@@ -27,7 +27,7 @@ from spotlight_core.diffusion.model import TextEmbeddings
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
 from spotlight_core.diffusion.samplers import build_sde
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
-from spotlight_core.errors import BadInputError
+from spotlight_core.errors import BadInputError, TrainingError
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 
 WINDOW, EVERYWHERE = (2, 5), (0, 9)
@@ -233,3 +233,13 @@ def test_digest_sees_names_dtypes_shapes_and_values() -> None:
     ]
     assert len({arrays_digest(arrays) for arrays in [base, *variants]}) == 5
     assert arrays_digest({"x": base["a"], "y": base["a"]}) == arrays_digest({"y": base["a"], "x": base["a"]})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_latents_that_are_not_finite_are_never_drawn(value: float) -> None:
+    """A black image of NaN would be a score like any other."""
+    broken = TinyQwenImage(build_transformer())
+    with torch.no_grad():
+        next(iter(broken.transformer.parameters())).fill_(value)
+    with pytest.raises(TrainingError, match="policy old-0 draws latents that are not finite"):
+        DenoiseEngine(broken, OdeConfig(), 0).generate(_request(0, 1, sde=None))

@@ -94,15 +94,22 @@ def test_a_reward_that_recovers_is_retried(tmp_path: Path, monkeypatch: pytest.M
         pool.close()
 
 
-@pytest.mark.parametrize("failure", ["raise OSError('engine is away')", "os._exit(3)"])
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("raise OSError('engine is away')", r"OSError: engine is away at mine\.py:7"),
+        ("{}['length']", r"KeyError: 'length' at mine\.py:7"),
+        ("os._exit(3)", "ended with exit code 3"),
+    ],
+)
 def test_a_failing_reward_ends_in_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, said: str
 ) -> None:
     monkeypatch.setattr(scorer_module, "BACKOFF_SECONDS", (0.01, 0.02))
     body = f"def score(image, prompt):\n    if prompt == 'bad':\n        {failure}\n    return 0.5\n"
     pool = ScorerPool(_function(tmp_path, body), None)
     try:
-        with pytest.raises(ScorerError, match="scorer 'function' failed 4 times"):
+        with pytest.raises(ScorerError, match=rf"scorer 'function' failed 4 times \(.*{said}"):
             pool.submit(PIXELS, rows("good", "bad")).result(120)
         assert pool.submit(PIXELS, rows("good", "good")).result(60).scores == (0.5, 0.5)
     finally:
