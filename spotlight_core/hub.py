@@ -34,3 +34,8 @@ def local_folder(name: str, revision: str | None, file: str = "") -> Path | None
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     snapshot = repository / "snapshots" / commit if commit else None
     return snapshot if snapshot is not None and (snapshot / file).exists() else None
+
+
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids huggingface_hub to ask the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spotlight_core.config.section import Section
+from spotlight_core.config.section import Device, Section
 
 
 class NftConfig(Section):
@@ -23,9 +23,9 @@ class NftConfig(Section):
 class PolicyGradientSection(Section):
     """What the losses on log-probabilities share."""
 
-    clip_low: float = Field(1e-3, gt=0)
+    clip_low: float = Field(1e-3, gt=0, lt=1)
     """Lower clip range of the ratio."""
-    clip_high: float = Field(1e-3, gt=0)
+    clip_high: float = Field(1e-3, gt=0, lt=1)
     """Upper clip range of the ratio."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight beta of the KL to the base model."""
@@ -46,9 +46,9 @@ class GrpoConfig(PolicyGradientSection):
 class GrpoGuardConfig(PolicyGradientSection):
     type: Literal["grpo_guard"]
     """GRPO-Guard (arXiv 2510.22319): ratios regulated across denoise steps; with flow_sde only."""
-    clip_low: float = Field(2e-6, gt=0)
+    clip_low: float = Field(2e-6, gt=0, lt=1)
     """Lower clip range of the ratio."""
-    clip_high: float = Field(2e-6, gt=0)
+    clip_high: float = Field(2e-6, gt=0, lt=1)
     """Upper clip range of the ratio."""
 
 
@@ -95,7 +95,7 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     ranks: int = Field(1, ge=1, le=64)
     """Processes of the trainer on a reserved node, one per GPU, sharded with FSDP2."""
-    device: str = "auto"
+    device: Device = "auto"
     """A torch device type; "auto" is cuda where there is a GPU, else cpu."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for a third more time."""

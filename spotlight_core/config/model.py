@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from spotlight_core.config.section import Section
+from spotlight_core.config.section import Name, Section
 
 Dtype = Literal["fp32", "bf16"]
+SIZE_MULTIPLE = 16  # a VAE's 8 pixels, in patches of 2 x 2, in every family; a larger VAE wants more
 
 
 class LoraConfig(Section):
@@ -17,7 +18,7 @@ class LoraConfig(Section):
     """Rank r of the adapters."""
     alpha: float = Field(64.0, gt=0)
     """Scale: the adapter's output is multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] = ()
+    target_modules: tuple[Name, ...] = ()
     """Suffixes of the linear layers to adapt; the family's attention layers when empty."""
 
 
@@ -42,13 +43,13 @@ class TinyModelConfig(ModelSection):
 class DiffusersModelConfig(ModelSection):
     """A model in diffusers' format."""
 
-    path: str
+    path: Name
     """Hub id or local folder, as ``from_pretrained`` takes it."""
-    revision: str | None = None
+    revision: Name | None = None
     """Hub revision; the newest when absent."""
-    height: int = Field(512, ge=8, multiple_of=8)
+    height: int = Field(512, ge=SIZE_MULTIPLE, multiple_of=SIZE_MULTIPLE)
     """Pixels of an image, top to bottom."""
-    width: int = Field(512, ge=8, multiple_of=8)
+    width: int = Field(512, ge=SIZE_MULTIPLE, multiple_of=SIZE_MULTIPLE)
     """Pixels of an image, side to side."""
     negative_prompt: str = ""
     """What classifier-free guidance leads away from."""

@@ -1,11 +1,13 @@
 """The reward sections: what is trained for, and what is only evaluated."""
 
+import string
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from spotlight_core.config.section import Section
+from spotlight_core.config.section import Device, Name, Section
 
 
 class OcrRewardConfig(Section):
@@ -40,23 +42,23 @@ class FunctionRewardConfig(Section):
     """A Python function of your own: ``score(image, prompt) -> float`` in 0..1."""
     file: Path
     """The Python file that holds it."""
-    name: str = "score"
+    name: Name = "score"
     """The function's name; ``image`` is uint8 ``[height, width, 3]``."""
 
 
 class ScorerModelSection(Section):
     """Rewards that run a model through transformers."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """A torch device; "auto" is the first GPU, else the CPU."""
 
 
 class GenEvalRewardConfig(ScorerModelSection):
     type: Literal["geneval"]
     """Objects, counts, colours and places named in the prompt's metadata (arXiv 2310.11513)."""
-    detector: str = "facebook/mask2former-swin-small-coco-instance"
+    detector: Name = "facebook/mask2former-swin-small-coco-instance"
     """Instance segmentation model with COCO classes: hub id or folder."""
-    classifier: str = "openai/clip-vit-large-patch14"
+    classifier: Name = "openai/clip-vit-large-patch14"
     """CLIP that names the colour of an object: hub id or folder."""
     score: Literal["graded", "strict_correct", "correct", "compat"] = "graded"
     """graded trains; strict_correct wants equal counts; correct is the official metric; compat is the
@@ -66,16 +68,16 @@ class GenEvalRewardConfig(ScorerModelSection):
 class PickScoreRewardConfig(ScorerModelSection):
     type: Literal["pickscore"]
     """Human preference (arXiv 2305.01569): scaled cosine / 26, about .75 to .9."""
-    path: str = "yuvalkirstain/PickScore_v1"
+    path: Name = "yuvalkirstain/PickScore_v1"
     """The scoring CLIP: hub id or folder."""
-    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    processor: Name = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Its tokenizer and image processor: hub id or folder."""
 
 
 class ClipScoreRewardConfig(ScorerModelSection):
     type: Literal["clip_score"]
     """Cosine of image and prompt (arXiv 2104.08718), at least 0."""
-    path: str = "openai/clip-vit-large-patch14"
+    path: Name = "openai/clip-vit-large-patch14"
     """Hub id or folder."""
 
 
@@ -84,14 +86,14 @@ class VlmJudgeRewardConfig(Section):
     """A vision-language model behind an OpenAI-compatible endpoint grades the image from 0 to 10."""
     url: str
     """Base URL, as in http://127.0.0.1:8000/v1."""
-    model: str
+    model: Name
     """Name of the served model."""
     question: str = (
         "Grade from 0 to 10 how well the image shows this prompt, quality and faithfulness together. "
         'Answer with JSON only: {{"grade": <number>}}.\nPrompt: {prompt}'
     )
     """What is asked; {prompt} is replaced."""
-    api_key_variable: str | None = None
+    api_key_variable: Name | None = None
     """Environment variable that holds the key, where the endpoint wants one; never the key itself."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Silence after which a call has failed."""
@@ -105,7 +107,30 @@ class VlmJudgeRewardConfig(Section):
     def _http(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"{url!r} is no http address: write it as in http://127.0.0.1:8000/v1")
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:  # a port or an IPv6 address that is none
+            raise ValueError(f"{url!r} is no http address ({error})") from error
+        if not host or any(map(str.isspace, url)):
+            raise ValueError(f"{url!r} names no host: write it as in http://127.0.0.1:8000/v1")
         return url.rstrip("/")
+
+    @field_validator("question")
+    @classmethod
+    def _fillable(cls, question: str) -> str:
+        """As ``str.format`` fills it in, and with the prompt alone."""
+        remedy = "write {prompt} where the prompt goes, and other braces twice"
+        try:
+            fields = [(name, form, how) for _, name, form, how in string.Formatter().parse(question)]
+        except ValueError as error:
+            raise ValueError(f"it cannot be filled in ({error}): {remedy}") from error
+        places = [field for field in fields if field[0] is not None]
+        other = next((name for name, form, how in places if name != "prompt" or form or how), None)
+        if other is not None or not places:
+            lacks = "has no {prompt}" if other is None else f"has {{{other}}}, which nothing fills in"
+            raise ValueError(f"it {lacks}: {remedy}")
+        return question
 
 
 SingleRewardConfig = Annotated[

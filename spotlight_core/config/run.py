@@ -20,7 +20,12 @@ from spotlight_core.config.learning import (
     TrainerConfig,
 )
 from spotlight_core.config.model import ModelConfig, TinyModelConfig
-from spotlight_core.config.rewards import OcrRewardConfig, RewardConfig, TemplateRewardConfig
+from spotlight_core.config.rewards import (
+    OcrRewardConfig,
+    RewardConfig,
+    TemplateRewardConfig,
+    WeightedRewardConfig,
+)
 from spotlight_core.config.sampling import OdeConfig, SamplerConfig
 from spotlight_core.config.section import NO_FILE, Section
 
@@ -167,6 +172,7 @@ class RunConfig(Section):
             )
         if self.name in RESERVED_NAMES:
             raise ValueError(f"name {self.name!r} belongs to a store that runs share: choose another")
+        self._check_advantage()
         self._check_prices()
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)
@@ -187,6 +193,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"loss grpo_guard regulates the ratio with flow_sde's step std and -dt, which "
                 f"{sampler.type} does not have: set sampler.type = 'flow_sde' or loss.type = 'grpo'"
+            )
+
+    def _check_advantage(self) -> None:
+        several = isinstance(self.reward, WeightedRewardConfig) and len(self.reward.parts) > 1
+        if self.advantage.rewards == "normalise_each" and not several:
+            raise ValueError(
+                f"advantage.rewards = 'normalise_each' adds the advantages of several rewards, and there is "
+                f"one ({self.reward.type}): set advantage.rewards = 'sum' or reward.type = 'weighted' with "
+                "more parts"
             )
 
     def _check_prices(self) -> None:

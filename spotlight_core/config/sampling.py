@@ -52,7 +52,7 @@ class SamplerSection(Section):
 
     denoise_steps: int = Field(10, ge=2, le=1000)
     """Denoise steps S of a rollout."""
-    shift: float | None = Field(None, gt=0)
+    shift: float | None = Field(None, ge=1e-2, le=100)
     """Shift of the noise schedule; the model's own schedule at its resolution when absent."""
 
 
@@ -64,7 +64,7 @@ class OdeConfig(SamplerSection):
 class SdeSection(SamplerSection):
     """What all stochastic samplers share.  The last denoise step is always an ODE step."""
 
-    noise_level: float = Field(0.7, ge=0)
+    noise_level: float = Field(0.7, ge=0, le=10)
     """The noise level; at 0 every step is an ODE step, which is never scored."""
     window: WindowConfig | None = None
     """Which steps are stochastic and trained, the others being ODE steps; all but the last when absent."""
@@ -105,7 +105,7 @@ class FlowSdeConfig(SdeSection):
 class DanceSdeConfig(SdeSection):
     type: Literal["dance_sde"]
     """DanceGRPO's SDE (arXiv 2505.07818): the diffusion is the noise level itself."""
-    noise_level: float = Field(0.3, ge=0)
+    noise_level: float = Field(0.3, ge=0, le=10)
     """The paper's eta; at 0 every step is an ODE step, which is never scored."""
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from spotlight_core.errors import BadInputError
 from spotlight_core.types import PromptRow
@@ -16,6 +16,9 @@ from spotlight_core.types import PromptRow
 Split = Literal["train", "test"]
 RowCheck = Callable[[PromptRow], None]
 """Raises BadInputError for a row that a reward cannot score; the reader adds file and line."""
+
+DEEPEST = 32
+"""Levels of lists and objects in a row of metadata; the public sets have three."""
 
 _QUOTED = re.compile(r'"([^"]*)"')
 
@@ -110,7 +113,44 @@ def _json_row(line: str) -> PromptRow:
         raise BadInputError(
             f"broken JSON ({error.msg} at column {error.colno})", "write one whole JSON object a line"
         ) from error
+    except ValueError as error:  # Python reads integers of some thousand digits only
+        raise BadInputError(
+            "a number that is too long", "write numbers of fewer digits, or as text"
+        ) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    _check_depth(record)
+    _check_encodable(record)
     text = record.pop("prompt", None) if isinstance(record, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise BadInputError("no text under the key 'prompt'", 'write {"prompt": "a photo of ...", ...}')
     return PromptRow(text=text, metadata=record)
+
+
+def _check_depth(record: Any) -> None:
+    """Rows travel as JSON between processes, each of which must be able to read them."""
+    level, depth = [record], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST + 1:
+            raise _too_deep()
+        level = [
+            inner
+            for value in level
+            if isinstance(value, list | dict)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+
+
+def _too_deep() -> BadInputError:
+    return BadInputError(f"brackets nested more than {DEEPEST} deep", "write a flat JSON object a line")
+
+
+def _check_encodable(record: Any) -> None:
+    try:
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:  # half of a pair such as \\ud83d\\ude00
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BadInputError(
+            f"{half} alone is no character", "write the whole pair, or the character itself in UTF-8"
+        ) from error

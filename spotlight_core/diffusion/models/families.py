@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from spotlight_core.config.model import FamilyConfig, FluxConfig
+from spotlight_core.diffusion.models.files import check_components
 from spotlight_core.errors import BadInputError
-from spotlight_core.hub import is_hub_id
+from spotlight_core.hub import is_hub_id, local_folder, offline
 
 INDEX = "model_index.json"
 
@@ -24,11 +25,13 @@ MMDIT_ATTENTION = tuple(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """``pipeline`` and ``transformer`` are classes of diffusers; ``lora_targets`` are the endings of the
-    layers that LoRA adapts where the recipe names none."""
+    layers that LoRA adapts where the recipe names none; ``text`` are the components that no prompt can do
+    without (SD3 can be had without its third encoder)."""
 
     pipeline: str
     transformer: str
     lora_targets: tuple[str, ...]
+    text: tuple[str, ...] = ("tokenizer", "text_encoder")
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -40,11 +43,13 @@ FAMILIES: Mapping[str, Family] = {
     "flux": Family(
         pipeline="FluxPipeline",
         transformer="FluxTransformer2DModel",
+        text=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
         lora_targets=MMDIT_ATTENTION,
     ),
     "sd3": Family(
         pipeline="StableDiffusion3Pipeline",
         transformer="SD3Transformer2DModel",
+        text=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
         lora_targets=(*MMDIT_ATTENTION, *(f"attn2.{layer}" for layer in ATTENTION)),
     ),
     "wan": Family(
@@ -77,10 +82,12 @@ def check_path(config: FamilyConfig) -> None:
 
 
 def check_index(config: FamilyConfig, index: Mapping[str, Any]) -> None:
-    """``index``, the content of ``model_index.json``, is that of a pipeline of the recipe's family.
+    """``index``, the content of ``model_index.json``, is that of a pipeline of the recipe's family, and
+    the files that it names are here, unless a download may still bring them.
 
     Raises:
-        BadInputError: another pipeline, or Wan's with a transformer for each half of the noise.
+        BadInputError: another pipeline, Wan's with a transformer for each half of the noise, or an
+            incomplete one.
     """
     found, expected = index.get("_class_name"), FAMILIES[config.type].pipeline
     if found != expected:
@@ -92,3 +99,16 @@ def check_index(config: FamilyConfig, index: Mapping[str, Any]) -> None:
             f"model.path {config.path} has two transformers, for high and for low noise",
             "give a Wan model with one transformer: 2.1 at 1.3B or 14B, 2.2 at 5B",
         )
+    if Path(config.path).is_dir() or offline():
+        folder = local_folder(config.path, config.revision, INDEX)
+        if folder is not None:
+            check_parts(config, folder, index)
+
+
+def check_parts(config: FamilyConfig, folder: Path, index: Mapping[str, Any]) -> None:
+    """``folder`` holds every component of ``index`` with its files, and what the family cannot do without.
+
+    Raises:
+        BadInputError: a component or a file of one is missing or damaged.
+    """
+    check_components(folder, index, ("transformer", "vae", "scheduler", *FAMILIES[config.type].text))
