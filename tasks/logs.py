@@ -35,7 +35,9 @@ def stop_logging(handler: logging.Handler) -> None:
 
 def hush_console() -> None:
     """Keep Prefect from the terminal: an interrupt is no crash to tell of, whatever it thinks."""
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+    from prefect.logging.handlers import PrefectConsoleHandler  # not before its settings are made
+
+    for name in (None, "prefect", "prefect.flow_runs", "prefect.task_runs"):  # None: its own is the root's
         for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler):
+            if isinstance(handler, PrefectConsoleHandler):
                 handler.setLevel(logging.CRITICAL + 1)
