@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotlight_core.errors import BadInputError, SpotlightError
+from spotlight_core.errors import SpotlightError
 
 if TYPE_CHECKING:
     from spotlight_core.config import RunConfig
@@ -31,6 +31,11 @@ TargetName = Annotated[
 ]
 RunName = Annotated[str, typer.Argument(help="Name of a run in --runs.")]
 RUNS = Path("runs")
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EROFS: "make it writable",
+}
 
 
 @app.command()
@@ -88,6 +93,11 @@ def _train(config: "RunConfig", folder: "RunFolder", *, resume: bool, fresh: boo
     display = build_display(Console())
     try:
         digest = launch.train(config, folder, resume=resume, fresh=fresh, display=display)
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        again = "continue with --resume" if folder.exists() else "start again"
+        raise SpotlightError(_told(error), f"{REMEDIES[error.errno]} and {again}") from error
     finally:
         display.close()
     typer.echo(where_to_look(folder))
@@ -242,12 +252,10 @@ def pretrain_tiny(
     prompts: Annotated[Path | None, typer.Option(help="Prompt file whose strings are never drawn.")] = None,
 ) -> None:
     """Make the embedded model's base weights from scratch (minutes)."""
+    from flows.preflight import check_file
     from flows.pretrain import run_pretraining
 
-    if not output.absolute().parent.is_dir():
-        raise BadInputError(
-            f"no folder {output.absolute().parent}", "make it first, or give another --output"
-        )
+    check_file(output, "the weights")
     run_pretraining(
         output, steps=steps, caption_noise=caption_noise, rng_seed=rng_seed, prompts=prompts, say=typer.echo
     )
@@ -279,6 +287,11 @@ def _free_name(runs: Path, name: str) -> str:
     return next(free for free in chain([name], numbered) if not _folder(runs, free).exists())
 
 
+def _told(error: OSError) -> str:
+    named = f"{error.filename}: " if error.filename is not None else ""
+    return f"{named}{error.strerror}"
+
+
 def main() -> None:
     """Entry point: one line per error, exit code 2 for bad input, 1 for failures, 130 when interrupted."""
     try:
@@ -287,9 +300,11 @@ def main() -> None:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        # One that names no file is a fault of ours, or of a socket: its traceback says more.
+        if error.errno not in REMEDIES and error.filename is None:
             raise
-        print(f"error: {error.strerror}: free some space and continue with --resume", file=sys.stderr)
+        remedy = REMEDIES.get(error.errno or 0, "check the path and its permissions")
+        print(f"error: {_told(error)}: {remedy}", file=sys.stderr)
         sys.exit(1)
 
 

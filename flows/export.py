@@ -7,6 +7,8 @@ DIR/  pytorch_lora_weights.safetensors   or  transformer/, when all weights were
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,39 @@ from flows.model_card import TAG, CardFacts, model_card, public_recipe
 from flows.targets import Target, Weights, chosen_weights
 from spotlight_core.config import ModelConfig, TinyModelConfig
 from spotlight_core.data.prompts import read_prompts
-from spotlight_core.errors import BadInputError
+from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.types import Evaluation, PolicyVersion
-from tasks.run_folder import read_records
+from tasks.run_folder import check_writable, read_records
 
 CARD, RECIPE, TRANSFORMER = "README.md", "recipe.json", "transformer"
+WRITTEN = (
+    CARD,
+    RECIPE,
+    "pytorch_lora_weights.safetensors",
+    f"{TRANSFORMER}/config.json",
+    f"{TRANSFORMER}/diffusion_pytorch_model*.safetensors",
+    f"{TRANSFORMER}/diffusion_pytorch_model.safetensors.index.json",
+)
+"""Every file that an export may hold; whatever else lies beside them is the user's."""
+NAMED = 3  # files of the user's that a refusal names
 
 
 def export_policy(target: Target, output: Path) -> Path:
     """Write the target's EMA weights to the folder ``output``, whole or not at all.
 
-    An earlier export there is replaced.
+    An earlier export there is replaced; a link is followed.
 
     Raises:
-        BadInputError: ``output`` is a file or holds anything else, or the run has no weights yet.
+        BadInputError: ``output`` is a file, holds anything else or cannot be written, or the run has no
+            weights yet.
+        SpotlightError: the weights could not be written, as on a full disk.
     """
-    output = output.absolute()
+    from safetensors import SafetensorError
+
     check_output(output)
+    folder = _followed(output)
     policy, weights = chosen_weights(target)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -41,12 +57,35 @@ def export_policy(target: Target, output: Path) -> Path:
         (temporary / RECIPE).write_text(recipe + "\n", encoding="utf-8")
         card = model_card(target.config, _facts(target, policy))
         (temporary / CARD).write_text(card, encoding="utf-8")
-        if output.exists():
-            shutil.rmtree(output)
-        temporary.rename(output)
+        check_output(output)  # minutes may have passed
+        _replace(folder, temporary)
+    except SafetensorError as error:  # how a full disk ends there
+        raise SpotlightError(
+            f"cannot write the weights to {output} ({error})", "free some space, or give another --output"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return output
+    return output.absolute()
+
+
+def _followed(output: Path) -> Path:
+    """Where ``output`` leads, itself where it is no link."""
+    return Path(os.path.realpath(output))
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """``new`` takes the place of ``folder``; what was there is moved aside first, and back if that fails."""
+    if not folder.exists():
+        new.rename(folder)
+        return
+    old = new.with_suffix(".old")
+    folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old)
 
 
 def _write_weights(model: ModelConfig, weights: Weights, folder: Path) -> None:
@@ -77,19 +116,45 @@ def _write_tiny(model: TinyModelConfig, weights: Weights, folder: Path) -> None:
 
 
 def check_output(output: Path) -> None:
-    """``output`` may be written: it is not there yet, empty, or an export of ours.
+    """``output`` may be written: it is not there yet, empty, or an export of ours and nothing else.
 
     Raises:
-        BadInputError: it is something else, which is left alone.
+        BadInputError: it is something else, which is left alone, or cannot be written.
     """
-    if not output.parent.is_dir():
-        raise BadInputError(f"no folder {output.parent}", "make it first, or give another --output")
-    if not output.exists():
-        return
-    if not output.is_dir():
+    folder = _followed(output)
+    if folder.is_symlink():
+        raise BadInputError(f"{output} is a link that leads to itself", "give a folder as --output")
+    if not folder.parent.is_dir():
+        raise BadInputError(f"no folder {folder.parent}", "make it first, or give another --output")
+    if folder.exists() and not folder.is_dir():
         raise BadInputError(f"{output} is a file", "give a folder as --output")
-    if any(output.iterdir()) and not _is_export(output):
-        raise BadInputError(f"{output} exists and is no export of ours", "give another --output, or empty it")
+    if folder.exists() and any(folder.iterdir()):
+        if not _is_export(folder):
+            raise BadInputError(
+                f"{output} exists and is no export of ours", "give another --output, or empty it"
+            )
+        _check_nothing_else(output, folder)
+    check_writable(folder.parent, what="the export", option="--output")
+
+
+def _check_nothing_else(output: Path, folder: Path) -> None:
+    others = sorted(_others(folder))
+    if others:
+        more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+        raise BadInputError(
+            f"{output} holds {', '.join(others[:NAMED])}{more} beside an export of ours",
+            "move them away, or give another --output",
+        )
+
+
+def _others(folder: Path) -> Iterator[str]:
+    """What no export writes; links too, wherever they lead."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        is_file = path.is_file() and not path.is_symlink()
+        ours = any(name.count("/") == known.count("/") and fnmatchcase(name, known) for known in WRITTEN)
+        if not (ours and is_file) and not (name == TRANSFORMER and path.is_dir() and not path.is_symlink()):
+            yield name
 
 
 def _is_export(folder: Path) -> bool:

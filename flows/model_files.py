@@ -1,12 +1,12 @@
 """Are the files of models here, and does this machine fit them?  Looked at, never downloaded."""
 
 import json
-import os
 from collections.abc import Iterator
 
 from spotlight_core.config import (
     ClipScoreRewardConfig,
     DiffusersModelConfig,
+    FamilyConfig,
     GenEvalRewardConfig,
     NftConfig,
     PickScoreRewardConfig,
@@ -15,8 +15,9 @@ from spotlight_core.config import (
 from spotlight_core.data.requirements import single_rewards
 from spotlight_core.diffusion.models.families import INDEX, check_index, check_path
 from spotlight_core.errors import BadInputError
+from spotlight_core.estimates.sizes import image_multiple, model_size
 from spotlight_core.executor.gpus import local_gpus
-from spotlight_core.hub import hub_cache, local_folder
+from spotlight_core.hub import hub_cache, local_folder, offline
 
 
 def check_model(config: RunConfig) -> list[str]:
@@ -29,9 +30,11 @@ def check_model(config: RunConfig) -> list[str]:
     if not isinstance(model, DiffusersModelConfig):
         return _reward_notes(config)
     check_path(model)
+    notes = [*_reward_notes(config), *_machine_notes(config)]
     folder = local_folder(model.path, model.revision, INDEX)
     if folder is None:
-        return [_to_download(model.path), *_reward_notes(config), *_machine_notes(config)]
+        _check_size(model)
+        return [_to_download(model.path), *notes]
     try:
         index = dict(json.loads((folder / INDEX).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -39,7 +42,18 @@ def check_model(config: RunConfig) -> list[str]:
             f"{folder / INDEX} is not readable ({error})", "download the model again"
         ) from error
     check_index(model, index)
-    return [*_reward_notes(config), *_machine_notes(config)]
+    _check_size(model)
+    return notes
+
+
+def _check_size(model: FamilyConfig) -> None:
+    """Some VAEs want larger multiples than their family does."""
+    multiple = image_multiple(model_size(model))
+    for name, pixels in (("height", model.height), ("width", model.width)):
+        below = pixels // multiple * multiple
+        if pixels != below:
+            choice = f"{below} or {below + multiple}" if below else f"{multiple}"
+            raise BadInputError(f"model.{name} = {pixels} is no multiple of {multiple}", f"give {choice}")
 
 
 def _reward_notes(config: RunConfig) -> list[str]:
@@ -63,8 +77,7 @@ def _models_of(reward: object) -> Iterator[str]:
 
 
 def _to_download(hub_id: str) -> str:
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    how = "HF_HUB_OFFLINE forbids to download it" if offline else "it will be downloaded at the start"
+    how = "HF_HUB_OFFLINE forbids to download it" if offline() else "it will be downloaded at the start"
     return f"{hub_id} is not in {hub_cache()}: {how}"
 
 

@@ -141,11 +141,12 @@ def _learning_rows(config: RunConfig, model: FamilyConfig) -> dict[str, str]:
     work = work_of(config, model)
     shift = config.sampler.shift
     steps = evaluation.denoise_steps or config.sampler.denoise_steps
+    updates = min(optimizer.updates_per_iteration, data.prompts_per_iteration)  # each has a whole group
     return {
         "sampler": f"{_sampler(config)}; "
         f"schedule {'of the model at this size' if shift is None else f'shifted by {shift:g}'}",
         "samples": f"{samples} an iteration, {timesteps} trained timesteps of each: {samples * timesteps}",
-        "updates": f"{optimizer.updates_per_iteration} optimizer steps an iteration on "
+        "updates": f"{updates} optimizer steps an iteration on "
         f"{config.trainer.ranks} ranks, {optimizer.samples_per_forward} samples × "
         f"{min(optimizer.timesteps_per_forward, timesteps)} timesteps in a forward",
         "forwards": f"{work.rollout} rows of rollout, {work.explore} of exploration, {work.trained} with "

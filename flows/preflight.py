@@ -1,11 +1,13 @@
 """Everything that can be found wrong with a run before it costs anything or leaves anything behind."""
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -15,7 +17,6 @@ from spotlight_core.config import (
     FunctionRewardConfig,
     RunConfig,
     VlmJudgeRewardConfig,
-    flattened,
 )
 from spotlight_core.data.prompts import prompt_file, quoted_target, read_prompts, read_rows
 from spotlight_core.data.requirements import row_checks, single_rewards
@@ -60,12 +61,12 @@ def check_run(
     _check_files(config)
     notes += check_model(config)
     _check_ports(config)
-    if not dry_run:
-        _check_judges(config)
-    for lacks in _machine_faults(config, folder):
+    for lacks in (*_missing_keys(config), *_machine_faults(config, folder)):
         if not dry_run:
             raise lacks
         notes.append(str(lacks))
+    if not dry_run:
+        _check_judges(config)
     return notes
 
 
@@ -136,10 +137,31 @@ def check_picture(output: Path) -> None:
     """A PNG can be written to ``output``."""
     if output.suffix.lower() != ".png":
         raise BadInputError(f"--output {output} is no .png", "give a file such as grid.png")
-    if not output.absolute().parent.is_dir():
+    check_file(output, "the images")
+
+
+def check_file(output: Path, what: str) -> None:
+    """``output`` can be made, or written over, as a file that holds ``what``.
+
+    Raises:
+        BadInputError: there is no such folder, it is a folder itself, or writing is not allowed.
+    """
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise BadInputError(f"no folder {folder}", "make it first, or give another --output")
+    if output.is_dir():
+        raise BadInputError(f"--output {output} is a folder", "give a file")
+    check_writable(folder, what=what, option="--output")
+    if not output.exists():
+        return
+    try:
+        with output.open("ab"):  # changes nothing
+            pass
+    except OSError as error:
         raise BadInputError(
-            f"no folder {output.absolute().parent}", "make it first, or give another --output"
-        )
+            f"--output {output} cannot be written over ({error.strerror})",
+            "give another file, or change its permissions",
+        ) from error
 
 
 def _check_held_out(config: RunConfig, prompts: Prompts) -> list[str]:
@@ -156,16 +178,44 @@ def check_same_recipe(given: RunConfig, begun: RunConfig) -> None:
     """A run continues under the recipe it was begun with; services may move.
 
     Raises:
-        BadInputError: names the first key that differs.
+        BadInputError: names the first key that differs, a ``type`` before the keys that follow from it.
     """
-    old, new = flattened(begun), flattened(given)
-    for key in sorted(old.keys() | new.keys()):
-        movable = key.startswith("services.") and key != "services.torch_threads"  # sums depend on threads
-        if not movable and old.get(key) != new.get(key):
-            raise BadInputError(
-                f"the run was begun with {key} = {old.get(key)}, now it is {new.get(key)}",
-                "resume with the same recipe and overrides, or start another --name",
-            )
+    differing = [
+        difference
+        for difference in _differences("", begun.model_dump(mode="json"), given.model_dump(mode="json"))
+        # Sums depend on threads.
+        if not difference[0].startswith("services.") or difference[0] == "services.torch_threads"
+    ]
+    if differing:
+        key, old, new = min(differing, key=lambda each: not each[0].endswith(".type"))
+        raise BadInputError(
+            f"the run was begun with {key} = {_shown(old)}, now {_shown(new)}",
+            "resume with the same recipe and overrides, or start another --name",
+        )
+
+
+Difference = tuple[str, Any, Any]
+
+
+def _differences(key: str, old: Any, new: Any) -> Iterator[Difference]:
+    """Keys of two resolved recipes that differ, in the recipe's order."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        if old != new:
+            yield key, old, new
+        return
+    for part in {**old, **new}:
+        yield from _differences(f"{key}.{part}" if key else str(part), old.get(part), new.get(part))
+
+
+def _shown(value: Any) -> str:
+    """As a recipe would have it; a table by its type."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return f"a table of type {value['type']!r}" if "type" in value else "a table"
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _check_trace(config: RunConfig) -> list[str]:
@@ -209,6 +259,18 @@ def _check_judges(config: RunConfig) -> None:
             if isinstance(single, VlmJudgeRewardConfig):
                 with contextlib.closing(VlmJudgeReward(single)) as judge:
                     self_test(judge)
+
+
+def _missing_keys(config: RunConfig) -> Iterator[BadInputError]:
+    """Keys of judges that the environment does not hold."""
+    for reward in (config.reward, config.evaluation.held_out_reward):
+        for single in single_rewards(reward):
+            variable = single.api_key_variable if isinstance(single, VlmJudgeRewardConfig) else None
+            if variable is not None and not os.environ.get(variable, "").strip():
+                yield BadInputError(
+                    f"the environment variable {variable} of the judge's api_key_variable is empty",
+                    "export the key in it",
+                )
 
 
 def _check_ports(config: RunConfig) -> None:

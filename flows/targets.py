@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from spotlight_core.config import RunConfig
-from spotlight_core.errors import BadInputError
+from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.types import PolicyVersion
 from tasks.run_folder import RunFolder, read_records
 
@@ -68,9 +68,27 @@ def chosen_weights(target: Target) -> tuple[PolicyVersion, Weights]:
 
     if target.checkpoint is None:
         policy = newest_evaluated(target.folder)
-        return policy, WeightStore(target.folder.weights).load(policy)
+        try:
+            return policy, WeightStore(target.folder.weights).load(policy)
+        except SpotlightError as error:
+            if target.folder.facts().get("status") != "finished":
+                raise
+            raise SpotlightError(error.problem, _instead(target.folder)) from error
     weights = checkpoints.ema_weights(target.folder, target.checkpoint)
     return PolicyVersion(label="ema", number=target.checkpoint, digest=weights_digest(weights)), weights
+
+
+def _instead(folder: RunFolder) -> str:
+    """The remedy where the newest weights of a finished run, which cannot be resumed, are damaged."""
+    from tasks import checkpoints
+
+    try:
+        newest = checkpoints.latest(folder)
+    except SpotlightError:
+        newest = None
+    if newest is None:
+        return "restore the file from a backup: the run has finished, and holds no usable checkpoint"
+    return f"the run has finished: give its newest checkpoint, {newest.trainer.parent}"
 
 
 def newest_evaluated(folder: RunFolder) -> PolicyVersion:

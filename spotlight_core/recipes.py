@@ -85,11 +85,15 @@ def _tables_at(tree: Any, sections: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from _tables_at(each, rest)
 
 
-def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+Anew = dict[str, str | None]
+"""Tables that another ``type`` has replaced as a whole, by dotted key, with the type that they had."""
+
+
+def _read_tree(path: Path, anew: Anew, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The recipe's tables with ``extends`` followed and relative paths resolved beside their file."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # syntax, UTF-8, an integer of some thousand digits
         raise BadInputError(f"{path} is not valid TOML", str(error)) from error
     except OSError as error:
         raise BadInputError(f"cannot read recipe {path}", f"check the path ({error.strerror})") from error
@@ -102,34 +106,41 @@ def _read_tree(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     extended = find_recipe(parent, path)
     if extended.resolve() in children:
         raise BadInputError(f"{path} extends {parent}, which extends it", "break the circle")
-    return _merged(_read_tree(extended, (*children, path.resolve())), tree)
+    return _merged(_read_tree(extended, anew, (*children, path.resolve())), tree, anew)
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``, table by table; a table with another ``type`` replaces the whole."""
+def _merged(
+    below: Mapping[str, Any], above: Mapping[str, Any], anew: Anew, place: str = ""
+) -> dict[str, Any]:
+    """``above`` over ``below``, table by table; a table with another ``type`` replaces the whole, which
+    is noted in ``anew``."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
         result[key] = value
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            same_type = value.get("type", old.get("type")) == old.get("type")
-            result[key] = _merged(old, value) if same_type else value
-        elif isinstance(old, list) and isinstance(value, Mapping) and all(map(str.isdigit, value)):
-            result[key] = _merged_list(old, value)
+            if value.get("type", old.get("type")) == old.get("type"):
+                result[key] = _merged(old, value, anew, f"{place}{key}.")
+            else:
+                anew[place + key] = old.get("type")
+        elif isinstance(old, list) and isinstance(value, Mapping) and all(map(str.isdecimal, value)):
+            result[key] = _merged_list(old, value, anew, f"{place}{key}.")
     return result
 
 
-def _merged_list(below: list[Any], above: Mapping[str, Any]) -> list[Any]:
+def _merged_list(below: list[Any], above: Mapping[str, Any], anew: Anew, place: str) -> list[Any]:
     """An override such as ``reward.parts.0.weight=2`` over the list that it picks from."""
     beyond = [index for index in above if int(index) >= len(below)]
     if beyond:
         raise BadInputError(
             f"an override sets place {beyond[0]} of a list of {len(below)}", "count places from 0"
         )
-    return [_merged({"": old}, {"": above.get(str(index), old)})[""] for index, old in enumerate(below)]
+    listed = {str(index): old for index, old in enumerate(below)}
+    chosen = {str(int(index)): value for index, value in above.items()}  # 01 is 1
+    return list(_merged(listed, chosen, anew, place).values())
 
 
-def _override(tree: dict[str, Any], assignment: str) -> None:
+def _override(tree: dict[str, Any], assignment: str, anew: Anew) -> None:
     """Apply one ``section.key=value``; the value is TOML, or a bare string."""
     key, separator, text = assignment.partition("=")
     if not separator or not key.strip():
@@ -138,7 +149,7 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or an integer of some thousand digits
         value = text.strip()
     branch: dict[str, Any] = {}
     nested = branch
@@ -147,12 +158,12 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
         nested = nested.setdefault(parent, {})
     nested[leaf] = value
     _resolve_paths(branch, Path(), f"override {assignment!r}")
-    merged = _merged(tree, branch)
+    merged = _merged(tree, branch, anew)
     tree.clear()
     tree.update(merged)
 
 
-def _explain(error: ValidationError, source: str) -> BadInputError:
+def _explain(error: ValidationError, source: str, anew: Anew) -> BadInputError:
     """The first fault of a validation as one line that names the key and the remedy."""
     fault = error.errors()[0]
     place = locate(RunConfig, fault["loc"])
@@ -161,7 +172,7 @@ def _explain(error: ValidationError, source: str) -> BadInputError:
         case "extra_forbidden":
             return BadInputError(f"{source}: unknown key {key!r}", suggestion(RunConfig, place))
         case "missing":
-            return BadInputError(f"{source}: {key!r} is missing", "add it")
+            return BadInputError(f"{source}: {key!r} is missing", _missing(key, anew))
         case "union_tag_not_found":
             return BadInputError(f"{source}: {key!r} has no type", f"add type = {_tags(fault['loc'])}")
         case "union_tag_invalid":
@@ -176,6 +187,14 @@ def _explain(error: ValidationError, source: str) -> BadInputError:
     return BadInputError(f"{source}: {key} = {fault['input']!r} is not usable", said)
 
 
+def _missing(key: str, anew: Anew) -> str:
+    table = key.rpartition(".")[0]
+    if table not in anew:
+        return "add it"
+    kind = f"of type {anew[table]!r}" if anew[table] else "without a type"
+    return f"add it: [{table}] has another type now and starts anew, nothing of the table {kind} is kept"
+
+
 def _tags(location: tuple[int | str, ...]) -> str:
     tables = locate(RunConfig, (*location, "")).tables
     return "one of " + ", ".join(repr(tag) for table in tables if (tag := tag_of(table)))
@@ -188,13 +207,23 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
         BadInputError: no such recipe, not TOML, an unknown key, a wrong type or an inconsistent pair.
     """
     path = find_recipe(recipe)
-    tree = _read_tree(path)
+    try:
+        return _loaded(path, overrides)
+    except RecursionError as error:
+        raise BadInputError(
+            f"{path.name} or an override is nested too deep", "write tables as `spotlight keys` lists them"
+        ) from error
+
+
+def _loaded(path: Path, overrides: Iterable[str]) -> RunConfig:
+    anew: Anew = {}
+    tree = _read_tree(path, anew)
     tree.setdefault("name", path.stem)
     # So that one price can be overridden alone.
     tree.setdefault("prices", dict(RunConfig.model_fields["prices"].default))
     for assignment in overrides:
-        _override(tree, assignment)
+        _override(tree, assignment, anew)
     try:
         return RunConfig.model_validate(without_dropped(tree, (RunConfig,), NO_FILE))
     except ValidationError as error:
-        raise _explain(error, path.name) from error
+        raise _explain(error, path.name, anew) from error

@@ -239,23 +239,23 @@ class RunFolder:
         write_json(self.run_json, self.facts() | facts)
 
 
-def check_writable(folder: Path) -> None:
-    """Fail early where a run folder cannot be made; leaves nothing behind.
+def check_writable(folder: Path, *, what: str = "runs", option: str = "--runs") -> None:
+    """Fail early where ``what``, which ``option`` places, cannot be made in ``folder``; leaves nothing.
 
     Raises:
         BadInputError: the nearest existing ancestor is no folder, or refuses a new file.
     """
-    remedy = "give another folder with --runs, or change its permissions"
+    remedy = f"give another folder with {option}, or change its permissions"
     ancestor = folder.absolute()
     while not ancestor.exists() and ancestor != ancestor.parent:
         ancestor = ancestor.parent
     if not ancestor.is_dir():
-        raise BadInputError(f"cannot write runs to {folder}: {ancestor} is not a folder", remedy)
+        raise BadInputError(f"cannot write {what} to {folder}: {ancestor} is not a folder", remedy)
     try:
         with tempfile.TemporaryFile(dir=ancestor):
             pass
     except OSError as error:
-        raise BadInputError(f"cannot write runs to {folder} ({error.strerror})", remedy) from error
+        raise BadInputError(f"cannot write {what} to {folder} ({error.strerror})", remedy) from error
 
 
 @contextlib.contextmanager

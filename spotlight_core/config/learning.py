@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spotlight_core.config.section import Device, Section
+from spotlight_core.config.section import Section
 
 
 class NftConfig(Section):
@@ -95,8 +95,8 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     ranks: int = Field(1, ge=1, le=64)
     """Processes of the trainer on a reserved node, one per GPU, sharded with FSDP2."""
-    device: Device = "auto"
-    """A torch device type; "auto" is cuda where there is a GPU, else cpu."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" is cuda where there is a GPU, else cpu; each rank has the GPU of its number."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for a third more time."""
 

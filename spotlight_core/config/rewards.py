@@ -119,17 +119,18 @@ class VlmJudgeRewardConfig(Section):
     @field_validator("question")
     @classmethod
     def _fillable(cls, question: str) -> str:
-        """As ``str.format`` fills it in, and with the prompt alone."""
+        """As ``str.format`` fills it in, with the prompt and nothing else."""
         remedy = "write {prompt} where the prompt goes, and other braces twice"
         try:
-            fields = [(name, form, how) for _, name, form, how in string.Formatter().parse(question)]
-        except ValueError as error:
-            raise ValueError(f"it cannot be filled in ({error}): {remedy}") from error
-        places = [field for field in fields if field[0] is not None]
-        other = next((name for name, form, how in places if name != "prompt" or form or how), None)
-        if other is not None or not places:
-            lacks = "has no {prompt}" if other is None else f"has {{{other}}}, which nothing fills in"
-            raise ValueError(f"it {lacks}: {remedy}")
+            names = [name for _, name, _, _ in string.Formatter().parse(question) if name is not None]
+            other = next((name for name in names if name != "prompt"), None)
+            if other is not None:
+                raise ValueError(f"nothing goes into {{{other}}}")
+            question.format(prompt="a prompt")
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"it cannot be filled in, {error}: {remedy}") from error
+        if not names:
+            raise ValueError(f"it has no {{prompt}}: {remedy}")
         return question
 
 

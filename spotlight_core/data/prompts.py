@@ -129,17 +129,16 @@ def _json_row(line: str) -> PromptRow:
 
 def _check_depth(record: Any) -> None:
     """Rows travel as JSON between processes, each of which must be able to read them."""
-    level, depth = [record], 0
-    while level:
-        depth += 1
-        if depth > DEEPEST + 1:
-            raise _too_deep()
+    level = [record]
+    for _ in range(DEEPEST):
         level = [
             inner
             for value in level
             if isinstance(value, list | dict)
             for inner in (value.values() if isinstance(value, dict) else value)
         ]
+    if any(isinstance(value, list | dict) for value in level):
+        raise _too_deep()
 
 
 def _too_deep() -> BadInputError:
@@ -149,7 +148,7 @@ def _too_deep() -> BadInputError:
 def _check_encodable(record: Any) -> None:
     try:
         json.dumps(record, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:  # half of a pair such as \\ud83d\\ude00
+    except UnicodeEncodeError as error:  # half of a pair such as \ud83d\ude00
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BadInputError(
             f"{half} alone is no character", "write the whole pair, or the character itself in UTF-8"

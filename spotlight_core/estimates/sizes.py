@@ -5,17 +5,16 @@ folder or in the hub's cache, else as published.  Without torch.
 import dataclasses
 import json
 import re
-import struct
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from spotlight_core.config import FamilyConfig, WanConfig
+from spotlight_core.diffusion.models.files import safetensors_shapes
 from spotlight_core.errors import BadInputError
 from spotlight_core.estimates.published import PUBLISHED, ModelSize
 from spotlight_core.hub import local_folder
 
-MAX_HEADER_BYTES = 100_000_000  # as the safetensors format allows
 _SETTINGS = "config.json"  # of a part of the pipeline
 _VARIANT = re.compile(r"\.(fp16|bf16|fp32)[.-]")  # a second copy of the same weights, never loaded here
 _PATCH = 2  # latent pixels of a token of the transformer's attention, each side, in every family
@@ -61,9 +60,14 @@ def published_size(family: str, hub_id: str) -> ModelSize:
     return dataclasses.replace(models[name], source=source)
 
 
+def image_multiple(size: ModelSize) -> int:
+    """Pixels of a token, each side: what height and width must be multiples of."""
+    return size.pixels_per_latent * _PATCH
+
+
 def image_tokens(config: FamilyConfig, size: ModelSize) -> int:
     """Tokens of an image, or of all frames of a video, in the transformer's attention."""
-    pixels = size.pixels_per_latent * _PATCH
+    pixels = image_multiple(size)
     frames = (config.frames - 1) // _FRAMES_PER_LATENT + 1 if isinstance(config, WanConfig) else 1
     return frames * (config.height // pixels) * (config.width // pixels)
 
@@ -81,19 +85,4 @@ def _read(file: Path) -> dict[str, Any]:
 def _folder_parameters(folder: Path) -> int:
     """Parameters in a component's safetensors; buffers that are saved beside them count too."""
     files = [file for file in sorted(folder.glob("*.safetensors")) if not _VARIANT.search(file.name)]
-    return sum(_header_parameters(file) for file in files)
-
-
-def _header_parameters(file: Path) -> int:
-    """The format is a length (8 bytes, little-endian), then JSON of names to dtype, shape and place."""
-    try:
-        with file.open("rb") as data:
-            (length,) = struct.unpack("<Q", data.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(data.read(length))
-    except (OSError, ValueError, struct.error) as error:
-        raise BadInputError(
-            f"{str(file)!r} is no safetensors file ({error})", "copy the model again"
-        ) from error
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return sum(prod(shape) for file in files for shape in safetensors_shapes(file).values())

@@ -38,6 +38,7 @@ def load_model(auto_class: Any, path: str, device: torch.device) -> Any:
             would draw it at random, and such a model scores nothing.
     """
     logging.disable_progress_bar()  # of reading weights; downloads still show theirs
+    logging.set_verbosity_error()
     model, loading = opened(
         path,
         lambda: auto_class.from_pretrained(

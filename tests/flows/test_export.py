@@ -13,14 +13,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flows.export import check_output, export_policy
-from flows.targets import Target, find_target
+from flows.targets import Target, chosen_weights, find_target
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.policy import policy_weights
-from spotlight_core.errors import BadInputError
+from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.recipes import load_recipe
-from spotlight_core.types import Evaluation, PolicyVersion
+from spotlight_core.types import Batch, Evaluation, PolicyVersion, RunState
 from spotlight_core.weights.store import WeightStore
+from tasks import checkpoints
 from tasks.run_folder import RunFolder, append_record, write_json, write_text
 from tests.core.diffusion.models.tiny_pipelines import FRAMES, HEIGHT, WIDTH, save_pipeline
 
@@ -225,9 +226,78 @@ def test_what_is_not_ours_is_left_alone_and_an_earlier_export_replaced(tmp_path:
     output = tmp_path / "empty"
     output.mkdir()
     before = bytes_of(export_policy(target, output))
-    (output / "left over").write_text("x")
+    (output / "transformer" / "diffusion_pytorch_model.fp16.safetensors").write_text("of an earlier version")
     assert bytes_of(export_policy(target, output)) == before
-    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith((".tmp", ".old"))]
+
+
+@pytest.mark.parametrize(
+    "place", ["notes.txt", "transformer/notes.txt", "figures/one.png", "transformer/more/config.json"]
+)
+def test_files_of_the_users_beside_an_export_are_never_deleted(tmp_path: Path, place: str) -> None:
+    config = load_recipe("quickstart", ["iterations=3"])
+    target = finished(tmp_path / "runs", config, moved_weights(config))
+    output = export_policy(target, tmp_path / "out")
+    (output / place).parent.mkdir(exist_ok=True)
+    (output / place).write_text("mine")
+    before = bytes_of(output)
+
+    with pytest.raises(BadInputError, match=rf"out holds .*{place} beside an export of ours: move them away"):
+        export_policy(target, output)
+    assert bytes_of(output) == before
+    for number in range(5):
+        (output / f"a{number}").write_text("mine")
+    with pytest.raises(BadInputError, match="holds a0, a1, a2 and "):
+        check_output(output)
+
+
+def test_links_are_followed_and_those_inside_belong_to_the_user(tmp_path: Path) -> None:
+    config = load_recipe("quickstart", ["iterations=3"])
+    target = finished(tmp_path / "runs", config, moved_weights(config))
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "disk" / "out")  # not there yet
+    for _ in range(2):
+        assert export_policy(target, link) == link
+        assert link.is_symlink()
+        assert (tmp_path / "disk" / "out" / "README.md").is_file()
+    (tmp_path / "base").mkdir()
+    (tmp_path / "disk" / "out" / "base").symlink_to(tmp_path / "base")
+    with pytest.raises(BadInputError, match="link holds base beside an export of ours"):
+        export_policy(target, link)
+
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(BadInputError, match="circle is a link that leads to itself"):
+        check_output(circle)
+    with pytest.raises(BadInputError, match="cannot write the export to /proc"):
+        check_output(Path("/proc/out"))
+
+
+def test_damaged_weights_of_a_finished_run_lead_to_its_newest_checkpoint(tmp_path: Path) -> None:
+    config = load_recipe("quickstart", ["iterations=3"])
+    target = finished(tmp_path / "runs", config, moved_weights(config))
+    (weights,) = target.folder.weights.iterdir()
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SpotlightError) as caught:
+        chosen_weights(target)
+    assert str(caught.value).startswith(f"cannot read policy version ema-3 from {weights}")
+    assert caught.value.remedy == (
+        "restore the file from a backup: the run has finished, and holds no usable checkpoint"
+    )
+
+    policy = PolicyVersion(label="current", number=3, digest="d")
+    state = RunState(iteration=3, policy=policy, batch=Batch(iteration=3, prompts=()), sampler_position=24)
+    saved = checkpoints.saved(config, state, planner={}, mlflow_run_id=None)
+    where = checkpoints.save(target.folder, saved, lambda folder: None)
+    assert where == target.folder.checkpoints / "3"
+    with pytest.raises(SpotlightError) as caught:
+        chosen_weights(target)
+    assert caught.value.remedy == f"the run has finished: give its newest checkpoint, {where}"
+    # One that can go on is told to.
+    write_json(target.folder.run_json, {"status": "interrupted"})
+    with pytest.raises(SpotlightError, match="or resume the run from a checkpoint"):
+        chosen_weights(target)
 
 
 def test_a_run_without_weights_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_the_plan_follows_the_recipe_and_the_gpu() -> None:
     assert whole["trained"] == "all ~2.24 B parameters of the transformer"
     crowded = rows(load_recipe("qwen_image_ocr", ["model.lora=none", "trainer.ranks=1"]))
     assert "more than the 80 GiB of one H100 together" in crowded["memory"]
+    few = rows(load_recipe("sd3_nft", ["optimizer.updates_per_iteration=50", "data.prompts_per_iteration=4"]))
+    assert few["updates"].startswith("4 optimizer steps an iteration on ")
     assert "× 33 frames" in rows(load_recipe("wan_dance"))["model"]
     assert rows(load_recipe("wan_dance"), "b200")["assumed"].startswith("B200 at 40% of 2250 TFLOPS")
 

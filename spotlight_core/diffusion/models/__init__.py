@@ -26,6 +26,9 @@ def build_model(config: ModelConfig, role: "Role", gradient_checkpointing: bool 
         from spotlight_core.diffusion.tiny.model import TinyQwenImage
 
         return TinyQwenImage.from_config(config, role, gradient_checkpointing)
+    from spotlight_core.diffusion.models.loading import silence_libraries
+
+    silence_libraries()
     if config.type == "qwen_image":
         from spotlight_core.diffusion.models.qwen_image import QwenImage
 

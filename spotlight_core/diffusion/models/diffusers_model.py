@@ -168,10 +168,11 @@ class DiffusersModel(ABC):
         for name in ("height", "width"):
             pixels, multiple = getattr(self._config, name), self._pixel_multiple
             if pixels % multiple:
-                above = (pixels // multiple + 1) * multiple
+                below = pixels // multiple * multiple
+                choice = f"{below} or {below + multiple}" if below else f"{multiple}"
                 raise BadInputError(
                     f"model.{name} = {pixels} is no multiple of {multiple}",
-                    f"give {max(above - multiple, multiple)} or {above}",
+                    f"give {choice}",
                 )
 
     @torch.no_grad()

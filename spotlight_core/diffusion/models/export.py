@@ -92,13 +92,9 @@ def _adapted_modules(lora: LoraConfig, weights: Mapping[str, torch.Tensor]) -> l
 
 
 def _base_transformer(config: FamilyConfig, dtype: torch.dtype) -> Any:
-    import diffusers
-
     from spotlight_core.diffusion.models.families import FAMILIES
-    from spotlight_core.diffusion.models.loading import check_pipeline
+    from spotlight_core.diffusion.models.loading import check_pipeline, load_component
 
     check_pipeline(config)
-    transformer = getattr(diffusers, FAMILIES[config.type].transformer).from_pretrained(
-        config.path, subfolder="transformer", revision=config.revision, dtype=dtype, use_safetensors=True
-    )
-    return transformer.requires_grad_(True)
+    kind = ("diffusers", FAMILIES[config.type].transformer)
+    return load_component(config, "transformer", kind, dtype).requires_grad_(True)

@@ -99,6 +99,15 @@ def test_a_line_without_quotes_is_named_by_file_and_number(tmp_path: Path) -> No
         ('{"prompt": " "}', "no text under the key 'prompt'", 'write {"prompt": '),
         ('{"text": "a"}', "no text under the key 'prompt'", 'write {"prompt": '),
         ('{"prompt": 3}', "no text under the key 'prompt'", 'write {"prompt": '),
+        ('{"prompt": "a", "x": ' + "[" * 200_000, "brackets nested more than 32 deep", "a flat JSON object"),
+        (
+            '{"prompt": "a", "x": ' + "[" * 32 + "]" * 32 + "}",
+            "brackets nested more than 32 deep",
+            "a flat JSON object",
+        ),
+        ('{"prompt": "a", "x": ' + "9" * 5000 + "}", "a number that is too long", "fewer digits"),
+        (r'{"prompt": "a \ud83d cat"}', r"\ud83d alone is no character", "write the whole pair"),
+        (r'{"prompt": "a", "x": {"\ude00": 1}}', r"\ude00 alone is no character", "write the whole pair"),
     ],
 )
 def test_a_broken_json_line_is_named(tmp_path: Path, line: str, problem: str, remedy: str) -> None:
@@ -107,6 +116,16 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, problem: str, re
     error = refused(file)
     assert error.problem == f"{file}:2: {problem}"
     assert remedy in error.remedy
+
+
+def test_metadata_may_nest_and_hold_whole_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "test_metadata.jsonl"
+    nested = "[" * 31 + "]" * 31
+    file.write_text('{"prompt": "a \\ud83d\\ude00", "x": ' + nested + ', "y": ' + "9" * 4000 + "}\n")
+    (row,) = read_rows(file)
+    assert row.text == "a \U0001f600"
+    assert row.metadata["x"] == json.loads(nested)
+    assert row.metadata["y"] == 10**4000 - 1
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     for content in (b"abc", b"\xff" * 16, (4).to_bytes(8, "little") + b"{..}"):
         file.write_bytes(content)
         with pytest.raises(
-            BadInputError, match=r"diffusion_pytorch_model.safetensors' is no safetensors file"
+            BadInputError, match=r"diffusion_pytorch_model.safetensors' is no whole safetensors file"
         ):
             model_size(recipe("flux", tmp_path))
     (tmp_path / "transformer" / "config.json").write_text("[1]")

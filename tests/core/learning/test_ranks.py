@@ -123,7 +123,9 @@ def test_a_killed_rank_is_named_and_ends_the_others(ranks: TrainerRanks, recipe:
         trainer.train(groups_of(recipe), 0)
     assert time.monotonic() - began < 30.0
     assert not any(alive(process) for process in processes)
-    with pytest.raises(TrainingError, match="rank 1 of 2 was ended by signal 9"):  # it stays broken, and says why
+    with pytest.raises(
+        TrainingError, match="rank 1 of 2 was ended by signal 9"
+    ):  # it stays broken, and says why
         trainer.ema_weights()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 
 from spotlight_core.config import VlmJudgeRewardConfig
 from spotlight_core.errors import BadInputError, ScorerError
@@ -232,9 +233,11 @@ def test_the_key_is_sent_and_never_shown(endpoint: Endpoint, monkeypatch: pytest
 
 
 def test_a_question_that_cannot_be_filled_in(endpoint: Endpoint) -> None:
-    for question in ('{"grade": 1} {prompt}', "{} {prompt}", "{prompt"):
-        with pytest.raises(BadInputError, match=r"reward\.question cannot be filled in"):
+    for question in ('{"grade": 1} {prompt}', "{} {prompt}", "{prompt", "{prompt.text}", "{prompt:d}"):
+        with pytest.raises(ValidationError, match=r"it cannot be filled in, .*: write {prompt} where"):
             _judge(endpoint, question=question)
+    with pytest.raises(ValidationError, match=r"it has no {prompt}: write {prompt} where"):
+        _judge(endpoint, question="Is it good? {{prompt}}")
     assert endpoint.paths == []
 
 

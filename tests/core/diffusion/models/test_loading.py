@@ -44,7 +44,9 @@ def test_pickled_weights_are_not_read(folders: dict[str, Path], tmp_path: Path) 
     shutil.copytree(folders["flux"], folder)
     weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(BadInputError, match=r"cannot be loaded as a FluxPipeline .*safetensors"):
+    with pytest.raises(
+        BadInputError, match=r"has no diffusion_pytorch_model.safetensors and no .*as safetensors$"
+    ):
         build_model(recipe("flux", folder), "rollout")
 
 
@@ -59,11 +61,11 @@ def test_wan_of_two_transformers_is_refused(folders: dict[str, Path], tmp_path: 
 
 
 def test_sizes_beyond_the_family(folders: dict[str, Path], family: str) -> None:
-    folder = folders[family]
+    config = recipe(family, folders[family])  # itself takes multiples of 16 alone, and some VAEs more
     with pytest.raises(BadInputError, match=r"model.height = 40 is no multiple of 16: give 32 or 48"):
-        build_model(recipe(family, folder, height=40), "rollout")
-    with pytest.raises(BadInputError, match=r"model.width = 8 is no multiple of 16: give 16 or 16"):
-        build_model(recipe(family, folder, width=8), "rollout")
+        build_model(config.model_copy(update={"height": 40}), "rollout")
+    with pytest.raises(BadInputError, match=r"model.width = 8 is no multiple of 16: give 16$"):
+        build_model(config.model_copy(update={"width": 8}), "rollout")
 
 
 def test_a_flux_without_guidance_input_takes_none(tmp_path: Path) -> None:
