@@ -16,30 +16,16 @@ from spotlight_core.config import (
     RunConfig,
     WeightedRewardConfig,
 )
-from spotlight_core.errors import BadInputError
 from spotlight_core.recipes import RECIPES, load_recipe, recipe_names
+from tests.core.least_recipe import BASE, REWARDS, refused, write_recipe
 
-BASE = 'iterations = 3\n[data]\nprompts = "prompts"\n'
 MODEL = "model={type='qwen_image', path='Qwen/Qwen-Image', lora={rank=4}}"
 SAMPLER = "sampler={type='flow_sde', window={type='random', size=2}}"
-REWARDS = (
-    "reward={type='weighted', parts=[{weight=1.0, reward={type='ocr'}}, "
-    "{weight=0.5, reward={type='function', file='mine.py'}}]}"
-)
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "mine.toml"
-    path.write_text(BASE, encoding="utf-8")
-    return str(path)
-
-
-def refused(recipe: str, *overrides: str) -> BadInputError:
-    with pytest.raises(BadInputError) as caught:
-        load_recipe(recipe, overrides)
-    assert "\n" not in str(caught.value)
-    return caught.value
+    return write_recipe(tmp_path)
 
 
 @pytest.mark.parametrize(
