@@ -74,7 +74,7 @@ DANCE = "sampler={{type='dance_sde', {}}}"
         ("reward={type='geneval', detector=''}", "reward.detector = '' is not usable"),
         ("reward={type='clip_score', device='gpu'}", "reward.device = 'gpu' is not usable"),
         (FLUX.format("lora={target_modules=['']}"), "model.lora.target_modules.0 = '' is not usable"),
-        ("trainer.device=tpu", "trainer.device = 'tpu' is not usable: Input should be 'auto'"),
+        (
             "trainer.device=tpu",
             "trainer.device = 'tpu' is not usable: Input should be 'auto', 'cpu' or 'cuda'",
         ),
