@@ -55,7 +55,8 @@ format: $(STAMP) ## Bring the code into the one style
 
 .PHONY: test
 test: lint ## Lint, then every fast test, with coverage
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term --cov-fail-under=85
+	@# Two at a time, a file at one place: what a file sets up once stays set up once.
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=85
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The tests that take minutes or a browser
