@@ -27,7 +27,7 @@ from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import PromptRow
 from tasks.display import Display
-from tasks.logs import hush_console, log_to, stop_logging
+from tasks.logs import log_to, stop_logging
 from tasks.recovery import held
 from tasks.run_folder import RunFolder, write_text
 from tasks.services import PrefectServer
@@ -186,7 +186,6 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
             leave_now()
         asked.set()
         signal.alarm(0)  # of Ray's handler, in case the signal came before ours was put back
-        hush_console()
         driver.stop()
 
     def arm() -> None:
@@ -204,7 +203,6 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
             dead = driver.dead_part()
             if dead is not None:
                 asked.set()
-                hush_console()
                 driver.fail(dead)
             driver.thread.join(timeout=0.2)  # not without end: signal handlers run between two waits
         driver.thread.join(timeout=CLOSE_SECONDS if asked.is_set() else None)

@@ -24,6 +24,7 @@ from tasks.artifacts import (
     save_grid,
     tracking_artifact,
 )
+from tasks.logs import hush_console
 from tasks.metrics import cost_metrics, evaluation_metrics, overlap_share, remainder_seconds
 from tasks.phases import LivePhases
 from tasks.plant import Plant
@@ -61,6 +62,7 @@ class LiveRun:
     @contextlib.asynccontextmanager
     async def tracked(self) -> AsyncIterator[None]:
         """The MLflow run around the loop; its end says how the loop ended."""
+        hush_console()  # here, since Prefect sets its handlers when its first flow starts
         resume_id = self.folder.facts().get("mlflow_run_id")
         if resume_id is None and self._checkpoint is not None:
             resume_id = self._checkpoint.saved.mlflow_run_id

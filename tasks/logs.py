@@ -34,7 +34,10 @@ def stop_logging(handler: logging.Handler) -> None:
 
 
 def hush_console() -> None:
-    """Keep Prefect from the terminal: an interrupt is no crash to tell of, whatever it thinks."""
+    """Keep Prefect from the terminal: an error is told once, by us, and an interrupt is no crash.
+
+    Its pages have its log lines all the same.
+    """
     from prefect.logging.handlers import PrefectConsoleHandler  # not before its settings are made
 
     for name in (None, "prefect", "prefect.flow_runs", "prefect.task_runs"):  # None: its own is the root's
