@@ -39,6 +39,11 @@ def fit_line(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
     return max(first - slope * low, 0.0), slope
 
 
+def _group(word: Mapping[str, Any]) -> tuple[str, int, tuple[int, ...]]:
+    group = word["group"]
+    return group["node"], group["generation"], tuple(group["ranks"])
+
+
 def from_records(
     journal: Iterable[Mapping[str, Any]], iterations: Iterable[Mapping[str, Any]], boot_seconds: float
 ) -> CostModel:
@@ -57,9 +62,9 @@ def from_records(
                 effective = fidelity["denoise_steps"] - len(fidelity["reused_steps"])
                 steps.append((len(request["seeds"]), (at - begun) / effective))
             case "Load":
-                loads[word["node"], word["incarnation"]] = at
-            case "WeightsLoaded" if (word["node"], word["incarnation"]) in loads:
-                load_seconds.append(at - loads.pop((word["node"], word["incarnation"])))
+                loads[_group(word)] = at
+            case "WeightsLoaded" if _group(word) in loads:
+                load_seconds.append(at - loads.pop(_group(word)))
     fixed, per_row = fit_line(steps)
     metrics = [record["metrics"] for record in iterations]
 

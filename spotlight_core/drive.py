@@ -12,6 +12,16 @@ class Decider(Protocol):
     def decide(self, event: Event) -> list[Command]: ...
 
 
+class Together:
+    """Several deciders as one: each sees every event, and their commands follow in their order."""
+
+    def __init__(self, *deciders: Decider) -> None:
+        self.deciders = deciders
+
+    def decide(self, event: Event) -> list[Command]:
+        return [command for decider in self.deciders for command in decider.decide(event)]
+
+
 class Executor(Protocol):
     """Turns commands into effects.  Never blocks in ``execute``: failures come back as events."""
 

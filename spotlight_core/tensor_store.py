@@ -8,9 +8,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from spotlight_core.diffusion.engine import Arrays, arrays_digest, from_bytes, to_bytes
+from spotlight_core.arrays import Arrays, SafetensorError, arrays_digest, from_bytes, to_bytes
 from spotlight_core.errors import SpotlightError
 
 _SUFFIX = ".safetensors"

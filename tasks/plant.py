@@ -20,7 +20,7 @@ from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.requirements import row_checks
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.errors import SpotlightError
-from spotlight_core.events import Command, Event, Lost, NodeJoined
+from spotlight_core.events import Lost, NodeJoined, Word
 from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.fleet import LiveFleet
@@ -28,6 +28,7 @@ from spotlight_core.executor.inbox import Clock, Inbox
 from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
+from spotlight_core.journal import last_position, read_words
 from spotlight_core.learning.ranks import Trainer, TrainerRanks, build_trainer
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
@@ -41,7 +42,7 @@ from spotlight_core.weights.store import WeightStore
 from tasks import checkpoints, tracking
 from tasks.display import Display
 from tasks.phases import LivePhases
-from tasks.recovery import journal_words, last_position, sweep
+from tasks.recovery import sweep
 from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
 
@@ -56,7 +57,7 @@ class LiveLedger:
         self._ledger = ledger
         self._lock = threading.Lock()
 
-    def __call__(self, word: Event | Command) -> None:
+    def __call__(self, word: Word) -> None:
         with self._lock:
             self._ledger.apply(word)
 
@@ -72,7 +73,7 @@ class _SpotNodes:
         self._display = display
         self._present: set[tuple[str, int]] = set()
 
-    def __call__(self, word: Event | Command) -> None:
+    def __call__(self, word: Word) -> None:
         if isinstance(word, NodeJoined) and word.pool == "spot":
             self._present.add((word.node, word.incarnation))
         elif isinstance(word, Lost):
@@ -125,7 +126,7 @@ class Plant:
         for problem in checkpoint.damaged if checkpoint else ():
             self.display.stage(f"note: {problem}: using checkpoint {begin}")
         checkpoints.rewind(self.folder, begin)
-        self.epoch = last_position(self.folder)[0] + 1
+        self.epoch = last_position(self.folder.journal)[0] + 1
         self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
         fleet = self._assemble()
         starts: dict[str, Callable[[], object]] = {
@@ -187,7 +188,7 @@ class Plant:
         )
         self._scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
         self._closers.append(self._scorer.close)
-        self.ledger = LiveLedger(CostLedger.replayed(PriceBook(config.prices), journal_words(folder)))
+        self.ledger = LiveLedger(CostLedger.replayed(PriceBook(config.prices), read_words(folder.journal)))
         inbox = Inbox(self.epoch, self.clock)
         executor = self._build_fleet(inbox)
         rules = SchedulingRules(

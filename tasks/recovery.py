@@ -1,15 +1,16 @@
 """After a driver that did not say goodbye: end what it left, and bring its records into order."""
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-from spotlight_core.events import Command, Event, Lost, from_dict, to_dict
+from msgspec.structs import replace
+
+from spotlight_core.events import Lost, encode
 from spotlight_core.executor.fleet import bury_open_nodes
 from spotlight_core.executor.processes import reap
+from spotlight_core.journal import last_position
 from tasks.run_folder import RunFolder, drop_cut_line, read_records
 
 
@@ -36,21 +37,6 @@ def _clear(folder: RunFolder) -> None:
         shutil.rmtree(half)
 
 
-def journal_words(folder: RunFolder) -> Iterator[Event | Command]:
-    """Every event and command of the run so far, in order."""
-    for record in read_records(folder.journal):
-        yield from_dict(record)
-
-
-def last_position(folder: RunFolder) -> tuple[int, int]:
-    """Epoch and seq of the last event in the journal, ``(-1, 0)`` when there is none."""
-    position = (-1, 0)
-    for record in read_records(folder.journal):
-        if "seq" in record:
-            position = (record["epoch"], record["seq"])
-    return position
-
-
 def _journal_losses(folder: RunFolder, ended: int) -> None:
     """Nodes were paid for until they were ended: just now, or, when none of the run's processes was
     left (a second Ctrl-C, a reboot), at about the journal's last event."""
@@ -58,13 +44,13 @@ def _journal_losses(folder: RunFolder, ended: int) -> None:
     events = bury_open_nodes(folder.path, now)
     if not events:
         return
-    epoch, seq = last_position(folder)
-    with folder.journal.open("a", encoding="utf-8") as journal:
+    epoch, seq = last_position(folder.journal)
+    with folder.journal.open("ab") as journal:
         for number, event in enumerate(events, start=seq + 1):
             if isinstance(event, Lost):
                 # The run went, not the provider's machine: it must not count as a preemption.
                 event = replace(event, cause="shutdown")
-            journal.write(json.dumps(to_dict(event.stamped(now, number, max(epoch, 0)))) + "\n")
+            journal.write(encode(event.stamped(now, number, max(epoch, 0))) + b"\n")
 
 
 def _last_event_at(folder: RunFolder) -> float:

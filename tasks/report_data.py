@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spotlight_core.errors import BadInputError
-from spotlight_core.events import from_dict
+from spotlight_core.journal import read_words
 from spotlight_core.market.billing import Segment
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
@@ -158,7 +158,7 @@ def read_run(path: Path) -> RunRecord:
     recipe, facts = _json(folder.recipe), _json(folder.run_json)
     try:
         records = _latest(read_records(folder.iterations))
-        words = [from_dict(record) for record in read_records(folder.journal)]
+        words = list(read_words(folder.journal))
     except (ValueError, KeyError) as error:
         raise BadInputError(
             f"a log in {path} cannot be read ({error})", "restore it, or report another run"

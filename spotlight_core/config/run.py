@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from spotlight_core.config.fleet import FleetConfig
 from spotlight_core.config.learning import (
     AdvantageConfig,
     EmaConfig,
@@ -27,7 +28,7 @@ from spotlight_core.config.rewards import (
     WeightedRewardConfig,
 )
 from spotlight_core.config.sampling import OdeConfig, SamplerConfig
-from spotlight_core.config.section import NO_FILE, Section
+from spotlight_core.config.section import Section
 
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # of the stores beside the runs
 
@@ -81,32 +82,6 @@ class EvaluationConfig(Section):
     """A reward that is evaluated and never trained."""
 
 
-class FleetConfig(Section):
-    reserved_nodes: int = Field(1, ge=1, le=64)
-    """Nodes that train and roll out."""
-    spot_nodes: int = Field(2, ge=0, le=64)
-    """Nodes that roll out and explore, and may be taken away."""
-    trace: Path | None = None
-    """Availability of the spot nodes, replayed; always there when absent or "none"."""
-    trace_speedup: float = Field(60.0, gt=0)
-    """Seconds of a clock-keyed trace that pass in one second of the run."""
-    commit_every_steps: int = Field(0, ge=0)
-    """Denoise steps between commits of in-flight latents; 0 commits on notice only."""
-    grace_seconds: float = Field(30.0, gt=0)
-    """Notice a provider gives when the trace does not say."""
-    max_attempts: int = Field(8, ge=1)
-    """Starts of one request before the run gives up on it."""
-    lease_seconds: float = Field(120.0, gt=0)
-    """Silence after which a lease is taken for lost."""
-    memory_gib: float = Field(3.0, gt=0)
-    """Memory that must be free before the run starts."""
-
-    @field_validator("trace", mode="before")
-    @classmethod
-    def _no_trace(cls, value: Any) -> Any:
-        return None if value == NO_FILE else value
-
-
 class ServicesConfig(Section):
     pools_mode: Literal["inline"] = "inline"
     """Where phases run: in the driver's process."""
@@ -118,9 +93,6 @@ class ServicesConfig(Section):
     """Torch threads of each process; fixed, since sums depend on it."""
 
 
-Pool = Literal["reserved", "spot"]
-
-
 class RunConfig(Section):
     """A complete run."""
 
@@ -130,8 +102,11 @@ class RunConfig(Section):
     """Seed of every random draw of the run."""
     iterations: int = Field(ge=1, le=1_000_000)
     """RL iterations."""
-    decisions: Literal["planned", "live"] = "planned"
-    """planned: exploration always completes, so weights do not depend on time; live: it has a deadline."""
+    decisions: Literal["planned", "live", "replayed"] = "planned"
+    """planned: exploration always completes, so weights do not depend on time; live: it has a deadline;
+    replayed: the seeds that another run chose."""
+    replay: Path | None = None
+    """With replayed decisions, the folder of the run whose decision log is followed."""
     exploration_deadline_seconds: float = Field(10.0, gt=0)
     """With live decisions, how long exploration may go on after training ended."""
     model: ModelConfig = TinyModelConfig()
@@ -147,7 +122,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     fleet: FleetConfig = FleetConfig()
     services: ServicesConfig = ServicesConfig()
-    prices: dict[str, float] = Field({"reserved": 10.08, "spot": 2.87})
+    prices: dict[str, float] = Field({"reserved": 10.08, "spot": 2.87, "on_demand": 10.08})
     """USD per GPU-hour of each pool: means of published prices of 9 June 2026."""
 
     @model_validator(mode="before")
@@ -174,6 +149,11 @@ class RunConfig(Section):
             raise ValueError(f"name {self.name!r} belongs to a store that runs share: choose another")
         self._check_advantage()
         self._check_prices()
+        if (self.decisions == "replayed") is not (self.replay is not None):
+            raise ValueError(
+                f"decisions = {self.decisions!r} and replay = {str(self.replay)!r}: replayed decisions need "
+                "the run they are from, and no others do"
+            )
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)
         return self
@@ -205,14 +185,20 @@ class RunConfig(Section):
             )
 
     def _check_prices(self) -> None:
-        for pool, nodes in (("reserved", self.fleet.reserved_nodes), ("spot", self.fleet.spot_nodes)):
+        fleet = self.fleet
+        rented = {
+            "reserved": fleet.reserved_nodes,
+            "spot": fleet.spot_nodes,
+            "on_demand": fleet.on_demand_nodes,
+        }
+        for pool, nodes in rented.items():
             if nodes and pool not in self.prices:
                 raise ValueError(
                     f"prices has no entry for pool {pool!r}: add prices.{pool} = USD per GPU-hour"
                 )
         for pool, price in self.prices.items():
-            if pool not in ("reserved", "spot"):
-                raise ValueError(f"prices.{pool}: unknown pool, the pools are reserved and spot")
+            if pool not in rented:
+                raise ValueError(f"prices.{pool}: unknown pool, the pools are {', '.join(rented)}")
             if not 0 <= price < float("inf"):
                 raise ValueError(f"prices.{pool} = {price}: give USD per GPU-hour, 0 or more")
 

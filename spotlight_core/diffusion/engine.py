@@ -8,14 +8,13 @@ Shape legend: B batch (seeds of the request), S sequence, C channel, T trained d
 F frames.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import safetensors.numpy
 import torch
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.config import SamplerConfig
 from spotlight_core.diffusion.model import DiffusionModel, TextEmbeddings
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
@@ -25,7 +24,6 @@ from spotlight_core.diffusion.samplers.sde import SdeSampler
 from spotlight_core.errors import BadInputError, TrainingError
 from spotlight_core.types import Fidelity, GenerationRequest
 
-Arrays = dict[str, np.ndarray]
 Boundary = Callable[[int, Callable[[], Arrays]], bool]
 
 
@@ -215,23 +213,3 @@ def _check_reuse(fidelity: Fidelity) -> None:
             f"denoise step {outside[0]} of {fidelity.denoise_steps} cannot reuse a velocity",
             "reuse steps from 1 to the last; step 0 has nothing to reuse",
         )
-
-
-def arrays_digest(arrays: Arrays) -> str:
-    """sha256 over names, dtypes, shapes and bytes, in name order: the identity of a result or state."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def to_bytes(arrays: Arrays) -> bytes:
-    """Arrays as safetensors bytes."""
-    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-
-
-def from_bytes(data: bytes) -> Arrays:
-    """The inverse of ``to_bytes``; SafetensorError when the bytes are damaged."""
-    return safetensors.numpy.load(data)

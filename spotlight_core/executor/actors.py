@@ -214,7 +214,8 @@ class DenoiseActor:
         return weights_digest(confirmed)
 
     def _denoise(self, start: Start, payload: bytes | None, emit: Callable[[Message], None]) -> None:
-        from spotlight_core.diffusion.engine import Arrays, Paused, arrays_digest, from_bytes, to_bytes
+        from spotlight_core.arrays import Arrays, arrays_digest, from_bytes, to_bytes
+        from spotlight_core.diffusion.engine import Paused
 
         orders, self._present = self._orders[start.lease], start.lease
         self._watcher.begin(start.request)

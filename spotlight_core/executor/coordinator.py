@@ -10,7 +10,6 @@ as events and deadlines are timer events.
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,12 +27,11 @@ from spotlight_core.events import (
     SetTimer,
     Settle,
     Submitted,
-    to_dict,
+    Word,
+    encode,
 )
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.types import GenerationRequest
-
-Word = Event | Command
 
 
 class NodeExecutor(Protocol):
@@ -50,7 +48,7 @@ class Journal:
         self._observers = observers
 
     def __call__(self, word: Word) -> None:
-        self._file.write(json.dumps(to_dict(word)) + "\n")
+        self._file.write(encode(word).decode() + "\n")
         self._file.flush()
         for observe in self._observers:
             observe(word)

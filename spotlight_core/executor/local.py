@@ -4,7 +4,8 @@ The fleet, its preemptions and the order of events are virtual; every latent is 
 So a test can take any node away at any moment and compare the images bit for bit.
 """
 
-from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated, Paused, arrays_digest
+from spotlight_core.arrays import Arrays, arrays_digest
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated, Paused
 from spotlight_core.events import Start
 from spotlight_core.simulator.executor import SimExecutor
 

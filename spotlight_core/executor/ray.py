@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from spotlight_core.diffusion.engine import arrays_digest, from_bytes, to_bytes
+from spotlight_core.arrays import arrays_digest, from_bytes, to_bytes
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import (
     Abandon,
@@ -28,6 +28,7 @@ from spotlight_core.events import (
     Load,
     Lost,
     NodeJoined,
+    NodeKey,
     Notice,
     Release,
     Start,
@@ -50,7 +51,6 @@ from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.results import Results
 from spotlight_core.tensor_store import TensorStore
 
-NodeKey = tuple[str, int]
 LOG = logging.getLogger(__name__)
 
 CONTROL_SECONDS = 5.0  # a stop that takes longer than this is a node that does not answer
@@ -266,14 +266,12 @@ class RayExecutor:
             digest = await node.actor.load.options(concurrency_group="denoise").remote(load.policy)
         except RayTaskError as error:
             # No word says that a load failed: a digest that no weights have stops the run at once.
-            LOG.error("%s cannot load %s: %s", load.node, load.policy.name, error.cause)
+            LOG.error("%s cannot load %s: %s", load.group.node, load.policy.name, error.cause)
             digest = f"load failed: {error.cause}"
         except RayError as error:
             self._unreachable(node, error)
             return
-        self._inbox.post(
-            WeightsLoaded(node=load.node, incarnation=load.incarnation, policy=load.policy, digest=digest)
-        )
+        self._inbox.post(WeightsLoaded(group=load.group, policy=load.policy, digest=digest))
 
     # -- nodes ----------------------------------------------------------------------------------------
 
@@ -340,9 +338,9 @@ async def _awaitable(reference: Any) -> Any:
 
 def _node_of(command: Command) -> NodeKey | None:
     match command:
-        case Start() | Yield() | Abandon():
+        case Start() | Yield() | Abandon() | Load():
             return command.group.node, command.group.generation
-        case Load() | Release():
+        case Release():
             return command.node, command.incarnation
         case _:
             return None

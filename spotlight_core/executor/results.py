@@ -2,7 +2,7 @@
 
 import threading
 
-from spotlight_core.diffusion.engine import Arrays
+from spotlight_core.arrays import Arrays
 
 
 class Results:

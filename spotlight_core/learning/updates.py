@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.config import RunConfig, WeightedRewardConfig
-from spotlight_core.diffusion.engine import Arrays
 from spotlight_core.learning.advantage import combined_advantages, group_advantages
 from spotlight_core.learning.losses.base import TrainingChunk
 from spotlight_core.philox import named_generator

@@ -13,7 +13,6 @@ from typing import Literal
 from spotlight_core.types import Kind
 
 Activity = Literal["rollout", "evaluate", "audit", "explore", "training", "idle", "lost"]
-NodeKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,9 @@ from typing import Literal
 
 from spotlight_core import events as ev
 from spotlight_core.errors import BadInputError, FleetError
-from spotlight_core.events import Command, Event
+from spotlight_core.events import Event, NodeKey, Word
 from spotlight_core.market.billing import (
     NodeBill,
-    NodeKey,
     Piece,
     Segment,
     Span,
@@ -31,7 +30,6 @@ from spotlight_core.market.prices import PriceBook
 from spotlight_core.types import GenerationRequest, Kind
 
 RESERVED = "reserved"
-Word = Event | Command
 
 
 @dataclass(slots=True, kw_only=True)

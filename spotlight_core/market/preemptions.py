@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spotlight_core.market.billing import NodeKey
+from spotlight_core.events import NodeKey
 
 Outcome = Literal["waiting", "finished", "resumed", "recomputed", "moved", "dropped"]
 

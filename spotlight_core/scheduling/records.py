@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from spotlight_core.events import SPGroup
+from spotlight_core.events import NodeKey, SPGroup
 from spotlight_core.types import GenerationRequest
 
-NodeKey = tuple[str, int]  # name and incarnation
 Status = Literal["pending", "in_flight", "yielding"]
 
 

@@ -193,13 +193,13 @@ class RequestScheduler:
         return self._back_to_queue(lease.request, f"{node.name} {event.cause}")
 
     def _loaded(self, event: WeightsLoaded) -> list[Command]:
-        node = self._nodes.get((event.node, event.incarnation))
+        node = self._nodes.get((event.group.node, event.group.generation))
         if node is None:
             return []
         if event.digest != event.policy.digest:
             return [
                 Alarm(
-                    detail=f"{event.node} holds other weights than {event.policy.name}: "
+                    detail=f"{event.group.node} holds other weights than {event.policy.name}: "
                     f"{event.digest[:12]} instead of {event.policy.digest[:12]}"
                 )
             ]
@@ -323,7 +323,7 @@ class RequestScheduler:
     def _load(self, node: Node, policy: PolicyVersion, event: Event) -> list[Command]:
         node.loading, node.load_by = policy.name, event.at + self.rules.lease_seconds
         return [
-            Load(node=node.name, incarnation=node.incarnation, policy=policy),
+            Load(group=node.group, policy=policy),
             SetTimer(id=f"load/{node.name}#{node.incarnation}", at=node.load_by),
         ]
 

@@ -13,6 +13,7 @@ from spotlight_core.costs import CostModel
 from spotlight_core.errors import FleetError
 from spotlight_core.events import (
     Abandon,
+    Acquire,
     Alarm,
     Cancelled,
     Command,
@@ -24,6 +25,7 @@ from spotlight_core.events import (
     Lost,
     NodeJoined,
     Notice,
+    Offered,
     Phase,
     PhaseChanged,
     Release,
@@ -105,6 +107,7 @@ class SimExecutor:
         self._commit_every_steps = commit_every_steps
         self._grace_seconds = grace_seconds
         self._running: dict[str, _Running] = {}
+        self._queued: dict[SPGroup, _Running] = {}
         self._waiting: dict[str, Submission] = {}
         self._points: tuple[ProgressPoint, ...] = ()
         self._watchers: dict[tuple[str, int], ReplayWatcher] = {}
@@ -124,6 +127,10 @@ class SimExecutor:
     def join(self, node: str, pool: str, at: float = 0.0) -> None:
         """A node asks for its machine at ``at`` and joins after the boot."""
         self._join(node, pool, at, None)
+
+    def offer(self, node: str, pool: str, at: float = 0.0) -> None:
+        """The market has a machine for ``node`` from ``at`` on; it joins when it is acquired."""
+        self.calendar.add(at, Offered(node=node, pool=pool))
 
     def _join(self, node: str, pool: str, at: float, since: tuple[int, str] | None) -> None:
         incarnation = self._incarnations.get(node, 0) + 1
@@ -175,16 +182,8 @@ class SimExecutor:
             case Abandon():
                 self._drop(command.lease)
                 self.post(Failed(lease=command.lease, error="abandoned", retryable=True))
-            case Load():
-                loaded = WeightsLoaded(
-                    node=command.node,
-                    incarnation=command.incarnation,
-                    policy=command.policy,
-                    digest=command.policy.digest,
-                )
-                self.calendar.add(self.calendar.now + self._costs.load_seconds, loaded)
-            case Release():
-                self._lose(command.node, command.incarnation, "released")
+            case Load() | Acquire() | Release():
+                self._care(command)
             case SetTimer():
                 self.calendar.add(command.at, Timer(id=command.id))
             case Settle():
@@ -194,14 +193,33 @@ class SimExecutor:
             case Alarm():
                 raise FleetError(command.detail, "the simulation stops here")
 
+    def _care(self, command: Load | Acquire | Release) -> None:
+        """What concerns a node and not a request."""
+        match command:
+            case Load(group=group, policy=policy):
+                loaded = WeightsLoaded(group=group, policy=policy, digest=policy.digest)
+                self.calendar.add(self.calendar.now + self._costs.load_seconds, loaded)
+            case Acquire():
+                self._join(command.node, command.pool, self.calendar.now, None)
+            case Release():
+                self._lose(command.node, command.incarnation, "released")
+
     def _start(self, start: Start) -> None:
-        rows = len(start.request.seeds)
         running = _Running(
             start=start,
-            begun=self.calendar.now + self._costs.launch_seconds,
-            step_seconds=self._costs.denoise_step_seconds(rows),
+            begun=0.0,
+            step_seconds=self._costs.denoise_step_seconds(len(start.request.seeds)),
         )
         self._running[start.lease] = running
+        if any(other.start.group == start.group and other is not running for other in self._running.values()):
+            self._queued[start.group] = running
+        else:
+            # One that was handed over early begins at once: its launch is over by then.
+            self._begin(running, self.calendar.now + self._costs.launch_seconds)
+
+    def _begin(self, running: _Running, at: float) -> None:
+        running.begun = at
+        start = running.start
         steps = start.request.fidelity.denoise_steps
         running.entries.append(self.calendar.add(running.begun, Started(lease=start.lease)))
         if self._commit_every_steps:
@@ -218,6 +236,12 @@ class SimExecutor:
             return
         ref, digest = self._work.finish(start)
         self.post(Finished(lease=start.lease, request=start.request.id, ref=ref, digest=digest))
+        self._begin_queued(start.group)
+
+    def _begin_queued(self, group: SPGroup) -> None:
+        waiting = self._queued.pop(group, None)
+        if waiting is not None:
+            self._begin(waiting, self.calendar.now)
 
     def _commit(self, running: _Running, denoise_step: int, *, released: bool) -> None:
         start = running.start
@@ -239,8 +263,8 @@ class SimExecutor:
 
     def _yield(self, command: Yield) -> None:
         running = self._running.get(command.lease)
-        if running is None:
-            return
+        if running is None or self._queued.get(command.group) is running:
+            return  # what waits for its turn has nothing to commit: it is abandoned
         steps = running.start.request.fidelity.denoise_steps
         for step in range(running.start.from_denoise_step + 1, steps):
             due = running.at_step(step)
@@ -252,16 +276,29 @@ class SimExecutor:
 
     def _drop(self, lease: str) -> None:
         running = self._running.pop(lease, None)
-        for entry in running.entries if running else ():
+        if running is None:
+            return
+        for entry in running.entries:
             self.calendar.remove(entry)
+        if self._queued.get(running.start.group) is running:
+            del self._queued[running.start.group]
+        else:
+            self._begin_queued(running.start.group)
 
     def _lose(self, node: str, incarnation: int, cause: str) -> None:
         self._present.discard(node)
         self.post(Lost(node=node, incarnation=incarnation, cause=cause, stopped_at=self.calendar.now))
 
     def _end_leases_of(self, node: str, incarnation: int) -> None:
-        group = SPGroup(node=node, generation=incarnation)
-        for lease in [lease for lease, running in self._running.items() if running.start.group == group]:
+        key = (node, incarnation)
+        gone = [
+            lease
+            for lease, running in self._running.items()
+            if (running.start.group.node, running.start.group.generation) == key
+        ]
+        for group in [group for group in self._queued if (group.node, group.generation) == key]:
+            del self._queued[group]  # first, so that ending the one before does not begin it
+        for lease in gone:
             self._drop(lease)
 
     # -- a progress-keyed trace ---------------------------------------------------------------------

@@ -17,11 +17,12 @@ from statistics import median
 import numpy as np
 import torch
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.batches import BatchPlanner, explored_scores
 from spotlight_core.config import RunConfig
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
-from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.policy import load_policy_weights
 from spotlight_core.learning.trainer import PolicyTrainer

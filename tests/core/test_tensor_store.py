@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotlight_core.diffusion.engine import arrays_digest
+from spotlight_core.arrays import arrays_digest
 from spotlight_core.errors import SpotlightError
 from spotlight_core.tensor_store import TensorStore
 

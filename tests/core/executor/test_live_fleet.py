@@ -14,8 +14,9 @@ import psutil
 import pytest
 import torch
 
+from spotlight_core.arrays import arrays_digest
 from spotlight_core.config import DataConfig, FleetConfig, OdeConfig, RunConfig, TinyModelConfig
-from spotlight_core.diffusion.engine import DenoiseEngine, Generated, arrays_digest
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.tiny.model import TinyQwenImage, build_transformer
 from spotlight_core.errors import FleetError

@@ -10,8 +10,9 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from safetensors.torch import load_file
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.config import RunConfig
-from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.model import TextEmbeddings
 from spotlight_core.diffusion.models.families import MMDIT_ATTENTION
 from spotlight_core.diffusion.models.precision import Role, precision

@@ -59,7 +59,11 @@ class Harness:
         return self(NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=1, started_at=0.0))
 
     def loaded(self, node: str, incarnation: int = 1, policy: PolicyVersion = POLICY) -> list[Command]:
-        return self(WeightsLoaded(node=node, incarnation=incarnation, policy=policy, digest=policy.digest))
+        return self(
+            WeightsLoaded(
+                group=SPGroup(node=node, generation=incarnation), policy=policy, digest=policy.digest
+            )
+        )
 
 
 def ready(
@@ -87,7 +91,7 @@ def test_an_idle_node_loads_the_version_before_it_pulls() -> None:
     harness(PhaseChanged(phase="rollout", iteration=0))
     assert harness.join("spot-0", "spot") == []
     assert harness(Submitted(requests=(request("a"),))) == [
-        Load(node="spot-0", incarnation=1, policy=POLICY),
+        Load(group=SPGroup(node="spot-0", generation=1), policy=POLICY),
         SetTimer(id="load/spot-0#1", at=60.0),
     ]
     assert harness.loaded("spot-0") == [
@@ -108,7 +112,9 @@ def test_other_weights_than_published_are_an_alarm() -> None:
     harness = Harness()
     harness.join("spot-0", "spot")
     harness(Submitted(requests=(request("a"),)))
-    [alarm] = harness(WeightsLoaded(node="spot-0", incarnation=1, policy=POLICY, digest="other"))
+    [alarm] = harness(
+        WeightsLoaded(group=SPGroup(node="spot-0", generation=1), policy=POLICY, digest="other")
+    )
     assert isinstance(alarm, Alarm)
 
 

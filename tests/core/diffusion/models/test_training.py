@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.config import DiffusersModelConfig, RunConfig
-from spotlight_core.diffusion.engine import Arrays, DenoiseEngine, Generated
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.models.diffusers_model import DiffusersModel
 from spotlight_core.diffusion.models.export import export_adapter
