@@ -56,11 +56,15 @@ format: $(STAMP) ## Bring the code into the one style
 .PHONY: test
 test: lint ## Lint, then every fast test, with coverage
 	@# Two at a time, a file at one place: what a file sets up once stays set up once.
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=85
+	$(BIN)/python -m pytest -m "not slow and not soak" -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=85
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The tests that take minutes or a browser
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not soak"
+
+.PHONY: test-soak
+test-soak: $(STAMP) ## The tests that take minutes each: kills of everything, long random schedules
+	$(BIN)/python -m pytest -m soak
 
 .PHONY: bench
 bench: $(STAMP) ## Measure against the baselines (NAME=denoise_steps_per_second for one)

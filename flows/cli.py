@@ -51,6 +51,9 @@ def train(
         typer.Option(help="section.key=value, such as model.lora.rank=8; as often as needed."),
     ] = None,
     trace: Annotated[str | None, typer.Option(help="Availability trace of the spot nodes, or none.")] = None,
+    replay: Annotated[
+        str | None, typer.Option(help="A run whose decisions are followed: its weights come out again.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace a run of the same name.")] = False,
     dry_run: Annotated[
@@ -64,16 +67,19 @@ def train(
     """Train a recipe, with live progress."""
     from flows import preflight
     from flows.plan import describe
+    from flows.same_recipe import check_same_recipe, replayed
     from flows.targets import begun_recipe
 
     config = _resolved(recipe, name, override or [], trace)
+    if replay is not None:
+        config = replayed(config, runs, replay)
     if name is None and not (resume or fresh):
         config = config.model_copy(update={"name": _free_name(runs, config.name)})
     folder = _folder(runs, config.name)
     if resume:
         preflight.check_folder(folder, resume=True, fresh=fresh)
         begun = begun_recipe(folder)
-        preflight.check_same_recipe(config, begun)
+        check_same_recipe(config, begun)
         config = begun.model_copy(update={"services": config.services})
     for note in preflight.check_run(config, folder, resume=resume, fresh=fresh, dry_run=dry_run):
         typer.echo(f"note: {note}", err=True)

@@ -1,17 +1,16 @@
 """Everything that can be found wrong with a run before it costs anything or leaves anything behind."""
 
 import contextlib
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from flows.model_files import check_model
+from flows.same_recipe import check_replay
 from spotlight_core.config import (
     DiffusersModelConfig,
     FunctionRewardConfig,
@@ -60,6 +59,8 @@ def check_run(
     PriceBook(config.prices)
     _check_files(config)
     notes += check_model(config)
+    if config.replay is not None:
+        check_replay(config, RunFolder(config.replay))
     _check_ports(config)
     for lacks in (*_missing_keys(config), *_machine_faults(config, folder)):
         if not dry_run:
@@ -172,50 +173,6 @@ def _check_held_out(config: RunConfig, prompts: Prompts) -> list[str]:
     there = len(prompts.test)
     name = prompt_file(config.data.prompts, "test").name
     return [f"evaluations use all {there} prompts of {name}, fewer than the {wanted} images asked for"]
-
-
-def check_same_recipe(given: RunConfig, begun: RunConfig) -> None:
-    """A run continues under the recipe it was begun with; services may move.
-
-    Raises:
-        BadInputError: names the first key that differs, a ``type`` before the keys that follow from it.
-    """
-    differing = [
-        difference
-        for difference in _differences("", begun.model_dump(mode="json"), given.model_dump(mode="json"))
-        # Sums depend on threads.
-        if not difference[0].startswith("services.") or difference[0] == "services.torch_threads"
-    ]
-    if differing:
-        key, old, new = min(differing, key=lambda each: not each[0].endswith(".type"))
-        raise BadInputError(
-            f"the run was begun with {key} = {_shown(old)}, now {_shown(new)}",
-            "resume with the same recipe and overrides, or start another --name",
-        )
-
-
-Difference = tuple[str, Any, Any]
-
-
-def _differences(key: str, old: Any, new: Any) -> Iterator[Difference]:
-    """Keys of two resolved recipes that differ, in the recipe's order."""
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        old, new = dict(enumerate(old)), dict(enumerate(new))
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        if old != new:
-            yield key, old, new
-        return
-    for part in {**old, **new}:
-        yield from _differences(f"{key}.{part}" if key else str(part), old.get(part), new.get(part))
-
-
-def _shown(value: Any) -> str:
-    """As a recipe would have it; a table by its type."""
-    if value is None:
-        return "none"
-    if isinstance(value, Mapping):
-        return f"a table of type {value['type']!r}" if "type" in value else "a table"
-    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _check_trace(config: RunConfig) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from spotlight_core.config import FixedArmConfig, RunConfig
 from spotlight_core.data.sampler import GroupSampler
+from spotlight_core.exploration.decision_log import DecisionLog
 from spotlight_core.exploration.fidelity import reused_steps
 from spotlight_core.exploration.planner import Arm, ExplorationPlanner, build_planner
 from spotlight_core.exploration.selection import top_bottom
@@ -33,10 +34,14 @@ Scores = Mapping[str, Sequence[float]]  # request id -> reward of each of its se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlanner:
-    """The recipe's answers to: which prompts, which requests, which seeds."""
+    """The recipe's answers to: which prompts, which requests, which seeds.
+
+    With a ``log`` of another run's decisions, seeds are those of the log and nothing is explored.
+    """
 
     config: RunConfig
     sampler: GroupSampler
+    log: DecisionLog | None = None
     explorer: ExplorationPlanner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +104,7 @@ class BatchPlanner:
 
         None for a batch that comes after the run's last iteration.
         """
-        if upcoming.iteration >= self.config.iterations:
+        if upcoming.iteration >= self.config.iterations or self.log is not None:
             return ()
         arm, config = self.arm(upcoming.iteration), self.config.exploration
         if arm is None or not isinstance(config, FixedArmConfig):
@@ -166,6 +171,8 @@ class BatchPlanner:
 
     def select(self, upcoming: Batch, explored: Mapping[str, Sequence[SeedScore]]) -> tuple[Batch, Decision]:
         """Best and worst explored seeds of each prompt; the decision is what the log keeps."""
+        if self.log is not None and upcoming.iteration < self.config.iterations:
+            return self.log.batch(upcoming)
         config, arm = self.config.exploration, self.arm(upcoming.iteration)
         prompts = tuple(self._planned(planned, explored) for planned in upcoming.prompts)
         audit = None

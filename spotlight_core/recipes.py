@@ -39,6 +39,9 @@ _PARTS = tuple((*reward, "parts", "*", "reward") for reward in _REWARDS)
 _PATHS = (
     ("data", "prompts"),
     ("fleet", "trace"),
+    ("fleet", "notices", "path"),
+    ("fleet", "store", "url"),  # a folder, unless it names a bucket
+    ("replay",),
     ("model", "weights"),
     *((*reward, "file") for reward in (*_REWARDS, *_PARTS)),
 )
@@ -62,7 +65,7 @@ def _resolve_paths(tree: dict[str, Any], folder: Path, source: str) -> None:
                     f"{source} names no path in {'.'.join((*sections, key))}",
                     "give one, or none where it may be left out",
                 )
-            if isinstance(table.get(key), str) and table[key] != NO_FILE:
+            if isinstance(table.get(key), str) and table[key] != NO_FILE and "://" not in table[key]:
                 table[key] = str((folder / table[key]).resolve())
     for *sections, key in _IDS_OR_PATHS:
         for table in _tables_at(tree, sections):

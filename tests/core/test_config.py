@@ -164,7 +164,7 @@ def test_a_missing_key_is_named(write: Write) -> None:
         ("iterations=many", "iterations", "valid integer"),
         ("iterations=0", "iterations", "greater than or equal to 1"),
         ("name=a/b", "name", "pattern"),
-        ("decisions=later", "decisions", "'planned' or 'live'"),
+        ("decisions=later", "decisions", "'planned', 'live' or 'replayed'"),
         ("data.seeds_per_prompt=1", "data.seeds_per_prompt", "greater than or equal to 2"),
         ("optimizer.lr=0.0", "optimizer.lr", "greater than 0"),
         ("optimizer.lr=nan", "optimizer.lr", "finite number"),
@@ -252,6 +252,7 @@ def test_every_field_of_every_section_is_documented() -> None:
         f"RunConfig.{key}"
         for key in ("optimizer", "trainer", "ema", "exploration", "evaluation", "fleet", "services")
     }
+    tables |= {"FleetConfig.notices", "FleetConfig.store"}
     assert set(bare) - tables == set()
 
 
@@ -297,7 +298,11 @@ def test_circles_and_nonsense_in_extends_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_price_can_be_overridden_alone() -> None:
-    assert load_recipe("quickstart", ["prices.spot=1.5"]).prices == {"reserved": 10.08, "spot": 1.5}
+    assert load_recipe("quickstart", ["prices.spot=1.5"]).prices == {
+        "reserved": 10.08,
+        "spot": 1.5,
+        "on_demand": 10.08,
+    }
 
 
 def test_a_key_of_a_typed_table_is_named_as_it_is_written() -> None:

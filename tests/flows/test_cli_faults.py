@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows import cli, launch
-from flows.preflight import check_file, check_same_recipe
+from flows.preflight import check_file
+from flows.same_recipe import check_same_recipe
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import BadInputError
 from spotlight_core.recipes import load_recipe

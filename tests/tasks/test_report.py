@@ -155,7 +155,7 @@ def test_refuses_what_is_no_run(tmp_path: Path) -> None:
         write_report(tmp_path)
     (tmp_path / "recipe.json").write_text("{}", encoding="utf-8")
     (tmp_path / "journal.jsonl").write_text('{"word": "Nonsense"}\n', encoding="utf-8")
-    with pytest.raises(BadInputError, match=r"a log in .* cannot be read"):
+    with pytest.raises(BadInputError, match=r"journal\.jsonl:1 is no word"):
         write_report(tmp_path)
 
 
