@@ -15,6 +15,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_ENABLE_AUTO_CONNECT="0",
     MLFLOW_DISABLE_TELEMETRY="true",
 )
 _prefect_home = tempfile.mkdtemp(prefix="spotlight-tests-")

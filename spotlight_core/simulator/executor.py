@@ -18,6 +18,7 @@ from spotlight_core.events import (
     Cancelled,
     Command,
     Committed,
+    Drain,
     Event,
     Failed,
     Finished,
@@ -39,8 +40,9 @@ from spotlight_core.events import (
     WeightsLoaded,
     Yield,
 )
+from spotlight_core.market.availability import ProgressMarket, Since
 from spotlight_core.market.progress import ProgressPoint
-from spotlight_core.market.replay import ReplayWatcher, Strike, points_of
+from spotlight_core.market.replay import ReplayWatcher, Strike
 from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
 from spotlight_core.types import GenerationRequest
 
@@ -109,7 +111,9 @@ class SimExecutor:
         self._running: dict[str, _Running] = {}
         self._queued: dict[SPGroup, _Running] = {}
         self._waiting: dict[str, Submission] = {}
-        self._points: tuple[ProgressPoint, ...] = ()
+        self._market = ProgressMarket(())
+        self._offered: dict[str, str] = {}  # pool of each node that comes by offer
+        self._since: dict[str, Since | None] = {}
         self._watchers: dict[tuple[str, int], ReplayWatcher] = {}
         self._incarnations: dict[str, int] = {}
         self._present: set[str] = set()
@@ -130,20 +134,21 @@ class SimExecutor:
 
     def offer(self, node: str, pool: str, at: float = 0.0) -> None:
         """The market has a machine for ``node`` from ``at`` on; it joins when it is acquired."""
+        self._offered[node] = pool
         self.calendar.add(at, Offered(node=node, pool=pool))
 
-    def _join(self, node: str, pool: str, at: float, since: tuple[int, str] | None) -> None:
+    def _join(self, node: str, pool: str, at: float, since: Since | None) -> None:
         incarnation = self._incarnations.get(node, 0) + 1
         self._incarnations[node] = incarnation
         self._present.add(node)
-        points = points_of(self._points, node, since)
+        points = self._market.points_of(node, since)
         self._watchers[node, incarnation] = ReplayWatcher(points, self._grace_seconds)
         joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=1, started_at=at)
         self.calendar.add(at + self._costs.boot_seconds, joined)
 
     def replay(self, points: Sequence[ProgressPoint]) -> None:
         """Follow a progress-keyed availability trace; to be said before any node joins."""
-        self._points = tuple(points)
+        self._market = ProgressMarket(points)
 
     def events(self) -> Iterator[Event]:
         while (what := self.calendar.pop()) is not None:
@@ -182,7 +187,7 @@ class SimExecutor:
             case Abandon():
                 self._drop(command.lease)
                 self.post(Failed(lease=command.lease, error="abandoned", retryable=True))
-            case Load() | Acquire() | Release():
+            case Load() | Acquire() | Drain() | Release():
                 self._care(command)
             case SetTimer():
                 self.calendar.add(command.at, Timer(id=command.id))
@@ -193,14 +198,17 @@ class SimExecutor:
             case Alarm():
                 raise FleetError(command.detail, "the simulation stops here")
 
-    def _care(self, command: Load | Acquire | Release) -> None:
+    def _care(self, command: Load | Acquire | Drain | Release) -> None:
         """What concerns a node and not a request."""
         match command:
             case Load(group=group, policy=policy):
                 loaded = WeightsLoaded(group=group, policy=policy, digest=policy.digest)
                 self.calendar.add(self.calendar.now + self._costs.load_seconds, loaded)
             case Acquire():
-                self._join(command.node, command.pool, self.calendar.now, None)
+                self._join(command.node, command.pool, self.calendar.now, self._since.get(command.node))
+            case Drain(node=node, incarnation=incarnation):
+                left = self._grace_seconds
+                self.post(Notice(node=node, incarnation=incarnation, seconds_left=left, source="fleet"))
             case Release():
                 self._lose(command.node, command.incarnation, "released")
 
@@ -287,6 +295,8 @@ class SimExecutor:
 
     def _lose(self, node: str, incarnation: int, cause: str) -> None:
         self._present.discard(node)
+        if node in self._offered and not self._market.away(node):
+            self.calendar.add(self.calendar.now, lambda: self._offer_again(node))
         self.post(Lost(node=node, incarnation=incarnation, cause=cause, stopped_at=self.calendar.now))
 
     def _end_leases_of(self, node: str, incarnation: int) -> None:
@@ -316,7 +326,11 @@ class SimExecutor:
                 running.entries.append(self.calendar.add(at, act))
                 return
 
+    def _offer_again(self, node: str) -> None:
+        self.post(Offered(node=node, pool=self._offered[node]))
+
     def _strike(self, strike: Strike, group: SPGroup) -> None:
+        self._market.struck(group.node)
         if strike.event == "kill":
             self._lose(group.node, group.generation, "killed")
         else:
@@ -324,10 +338,12 @@ class SimExecutor:
             self.post(Notice(node=group.node, incarnation=group.generation, seconds_left=left))
 
     def _return_nodes(self, event: PhaseChanged) -> None:
-        # Batch n + 1 is explored while iteration n trains.
-        ahead = event.phase == "train"
-        since = (event.iteration + ahead, "explore" if ahead else event.phase)
-        for point in self._points:
-            returns = point.event == "return" and (point.iteration, point.phase) == since
-            if returns and point.node not in self._present:
-                self._join(point.node, "spot", self.calendar.now, since)
+        since = self._market.since(event.phase, event.iteration)
+        for node in self._market.returns(event.phase, event.iteration):
+            if node in self._present:
+                continue
+            self._since[node] = since
+            if node in self._offered:
+                self._offer_again(node)
+            else:
+                self._join(node, "spot", self.calendar.now, since)
