@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.options import RUNS, RunName, Runs
+from flows.run_commands import audit, explain
+from flows.trace_commands import app as trace_app
 from spotlight_core.errors import SpotlightError
 
 if TYPE_CHECKING:
@@ -23,14 +26,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
+app.add_typer(trace_app, name="trace")
 
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 TargetName = Annotated[
     str,
     typer.Argument(metavar="RUN|CHECKPOINT", help="Name of a run, or a path like runs/NAME/checkpoints/12."),
 ]
-RunName = Annotated[str, typer.Argument(help="Name of a run in --runs.")]
-RUNS = Path("runs")
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -201,6 +202,10 @@ def compare(
 
     comparison = compare_runs(existing_run(runs, run), existing_run(runs, baseline))
     Console().print(comparison_table(comparison))
+
+
+app.command()(explain)
+app.command()(audit)
 
 
 @app.command()

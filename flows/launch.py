@@ -68,8 +68,8 @@ def train(config: RunConfig, folder: RunFolder, *, resume: bool, fresh: bool, di
                 f"run {folder.name}: {state}", "look at the folder, then choose --resume or --name"
             )
         folder.create()
-        if not resume:
-            write_text(folder.recipe, config.model_dump_json(indent=2) + "\n")
+        # Resumed too: the coordinator reads it, and the services may be others than before.
+        write_text(folder.recipe, config.model_dump_json(indent=2) + "\n")
         driver = _Driver(config, folder, display)
         _supervise(driver, folder)
         return driver.result()
@@ -182,24 +182,17 @@ def _supervise(driver: _Driver, folder: RunFolder) -> None:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.is_set() or driver.starting:
-            # While Ray and its nodes start there is no orderly way back, and nothing to save.
+            # While servers and nodes start there is no orderly way back, and nothing to save.
             leave_now()
         asked.set()
-        signal.alarm(0)  # of Ray's handler, in case the signal came before ours was put back
         driver.stop()
-
-    def arm() -> None:
-        for number in SIGNALS:
-            signal.signal(number, on_signal)
 
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        arm()
+        for number in SIGNALS:
+            signal.signal(number, on_signal)
         driver.thread.start()
         while driver.thread.is_alive() and not asked.is_set():
-            # Again and again: when it connects, Ray puts a handler below Python's that aborts the
-            # process three seconds after a SIGTERM, in the middle of an orderly end.
-            arm()
             dead = driver.dead_part()
             if dead is not None:
                 asked.set()

@@ -24,9 +24,11 @@ from spotlight_core.errors import BadInputError
 from spotlight_core.estimates.resources import GIB, disk_of, trained_parameters
 from spotlight_core.estimates.sizes import model_size
 from spotlight_core.executor.cluster import check_port
+from spotlight_core.executor.notices import check_notices
 from spotlight_core.market.prices import PriceBook
 from spotlight_core.market.progress import ProgressTrace
 from spotlight_core.market.traces import read_trace
+from spotlight_core.storage import check_url, store_url
 from spotlight_core.types import PromptRow
 from tasks.run_folder import RunFolder, check_writable
 from tasks.services import check_answers
@@ -61,6 +63,8 @@ def check_run(
     notes += check_model(config)
     if config.replay is not None:
         check_replay(config, RunFolder(config.replay))
+    check_notices(config.fleet.notices)
+    check_url(store_url(config.fleet.store, folder.path, folder.run_id))
     _check_ports(config)
     for lacks in (*_missing_keys(config), *_machine_faults(config, folder)):
         if not dry_run:

@@ -3,13 +3,17 @@
 A line that a kill cut off is not a word.  Whoever opens the journal again drops it first.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from spotlight_core.errors import BadInputError
 from spotlight_core.events import Event, Word, decode
+
+_BLOCK = 1 << 16
 
 
 def read_words(path: Path) -> Iterator[Word]:
@@ -26,13 +30,7 @@ def read_words(path: Path) -> Iterator[Word]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n") or not line.strip():
                 continue
-            try:
-                yield decode(line)
-            except msgspec.MsgspecError as error:
-                raise BadInputError(
-                    f"{path}:{number} is no word of this version ({error})",
-                    "restore the line, or read the run with the version that wrote it",
-                ) from error
+            yield _word(line, f"{path}:{number}")
 
 
 def last_position(path: Path) -> tuple[int, int]:
@@ -42,3 +40,65 @@ def last_position(path: Path) -> tuple[int, int]:
         if isinstance(word, Event):
             position = (word.epoch, word.seq)
     return position
+
+
+class JournalFollower:
+    """Reads a journal that another process writes, each whole line once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def news(self) -> Iterator[Word]:
+        """The words that were appended since; none when there is no journal yet.
+
+        Each line counts as read once its word was taken.
+
+        Raises:
+            BadInputError: a line is no word (names its place in bytes).
+        """
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # still being written, or cut off by a kill
+                    return
+                begin, self._offset = self._offset, self._offset + len(line)
+                if line.strip():
+                    yield _word(line, f"{self.path} at byte {begin}")
+
+
+def drop_cut_line(path: Path) -> None:
+    """Cut what a kill left behind the last whole line of an append-only log; none is fine too."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        whole = _after_last_newline(file, end)
+        if whole < end:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def _after_last_newline(file: BinaryIO, end: int) -> int:
+    """From the end: a long run's journal is large, and its last line is not."""
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _word(line: bytes, place: str) -> Word:
+    try:
+        word: Word = decode(line)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(
+            f"{place} is no word of this version ({error})",
+            "restore the line, or read the run with the version that wrote it",
+        ) from error
+    return word

@@ -25,9 +25,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import BadInputError, SpotlightError
+from spotlight_core.journal import drop_cut_line
 from spotlight_core.philox import SCHEME
 from spotlight_core.types import RunState
-from tasks.run_folder import RunFolder, drop_cut_line, fsync_folder, keep_records, write_json
+from tasks.run_folder import RunFolder, fsync_folder, keep_records, write_json
 
 KEEP = 2
 _STATE, _TRAINER, _MANIFEST = "state.json", "trainer", "manifest.json"

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from spotlight_core.executor.coordinator import Submission
+from spotlight_core.arrays import Arrays
+from spotlight_core.executor.submission import Submission
 from spotlight_core.rewards.scored import Scored
 from spotlight_core.types import GenerationRequest, PromptRow
 
-Arrays = dict[str, np.ndarray]
 Score = Callable[[np.ndarray, Sequence[PromptRow]], "Future[Scored]"]
 
 
@@ -50,7 +50,8 @@ class Generation:
             FleetError: a request was given up (cancelled ones only unless ``allow_cancelled``).
         """
         async for request, ref in self._submission.results(allow_cancelled):
-            arrays = self._results.take(ref)
+            # In a thread: a real model's trajectories take a while to come over.
+            arrays = await asyncio.to_thread(self._results.take, ref)
             for name, score in self._scorers.items():
                 # The request is the scorer's batch: a batch of another make-up may differ in the last bits.
                 self._scores[name][request.id] = asyncio.wrap_future(

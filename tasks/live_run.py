@@ -14,6 +14,8 @@ from prefect import runtime
 
 from spotlight_core.diffusion.cpu import cpu_capability
 from spotlight_core.errors import SpotlightError
+from spotlight_core.market.ledger import CostLedger
+from spotlight_core.market.ledger_rows import csv_lines, ledger_rows
 from spotlight_core.types import Decision, Evaluation, IterationReport, RunState
 from spotlight_core.weights.digest import weights_digest
 from tasks import checkpoints
@@ -29,7 +31,7 @@ from tasks.metrics import cost_metrics, evaluation_metrics, overlap_share, remai
 from tasks.phases import LivePhases
 from tasks.plant import Plant
 from tasks.reporting import write_report
-from tasks.run_folder import Record, append_record, read_records
+from tasks.run_folder import Record, append_record, read_records, write_text
 from tasks.tracking import TrackedRun, serve_command, target_metrics
 
 BASE = -1  # the "iteration" of the base model's evaluation
@@ -231,6 +233,7 @@ class LiveRun:
         reached = target_metrics(records, self.config.evaluation.target)
         self._tracked.log_final(reached)
         self._tracked.tag(weights_digest=self.weights_digest)
+        self.plant.ledger.read(self._write_accounts)
         self.folder.note(
             weights_digest=self.weights_digest,
             usd_total=self.plant.ledger.read(lambda ledger: ledger.usd(self.plant.clock.now())),
@@ -242,6 +245,10 @@ class LiveRun:
         self._tracked.log_artifacts([final])
         # Last: a finished run is not resumed, and everything above may be done again.
         self.folder.note(status="finished")
+
+    def _write_accounts(self, ledger: CostLedger) -> None:
+        lines = csv_lines(ledger_rows(ledger, self.plant.clock.now()))
+        write_text(self.folder.accounts, "".join(f"{line}\n" for line in lines))
 
 
 _CURRENT: ContextVar[LiveRun] = ContextVar("current_run")

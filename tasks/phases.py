@@ -16,10 +16,11 @@ import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.batches import BatchPlanner, explored_scores, trajectory_groups
 from spotlight_core.events import Phase
-from spotlight_core.executor.coordinator import Coordinator
 from spotlight_core.executor.inbox import Clock
+from spotlight_core.executor.submission import Submission
 from spotlight_core.types import (
     Batch,
     Decision,
@@ -32,7 +33,7 @@ from spotlight_core.types import (
     TrajectoryGroup,
     VersionLabel,
 )
-from tasks.generation import Arrays, Generation, Results
+from tasks.generation import Generation
 from tasks.metrics import exploration_metrics, part_metrics
 
 if TYPE_CHECKING:
@@ -44,10 +45,18 @@ T = TypeVar("T")
 TRAINED = ("x0", "x_TBSC", "logp_TB", "mean_TBSC")
 
 
-class PhaseListener(Protocol):
-    """Hears of each phase of each iteration: the fleet, whose trace may be keyed to them."""
+class Requests(Protocol):
+    """The coordinator, as the phases talk to it.  ``take`` blocks, the others return at once."""
 
-    def on_phase(self, phase: str, iteration: int) -> None: ...
+    def submit(
+        self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
+    ) -> Submission: ...
+
+    def take(self, ref: str) -> Arrays: ...
+
+    def change_phase(self, phase: Phase, iteration: int) -> None: ...
+
+    def cancel(self, requests: Sequence[str], reason: str) -> None: ...
 
 
 # A phase is not safe to run twice (its requests are queued, the optimizer has moved), so no retries:
@@ -84,23 +93,19 @@ class LivePhases:
         self,
         *,
         planner: BatchPlanner,
-        coordinator: Coordinator,
-        results: Results,
+        coordinator: Requests,
         scorer: "ScorerPool",
         trainer: "Trainer",
         store: "WeightStore",
-        fleet: PhaseListener,
         held_out: Sequence[PromptRow],
         clock: Clock,
     ) -> None:
         self._planner = planner
         self._config = planner.config
         self._coordinator = coordinator
-        self._results = results
         self._scorer = scorer
         self._trainer = trainer
         self._store = store
-        self._fleet = fleet
         self._held_out = held_out
         self._clock = clock
         self._iteration = 0
@@ -120,7 +125,6 @@ class LivePhases:
         self._iteration, self._batch = state.iteration, state.batch
         self.measured, self.windows, self.scores = {}, {}, {}
         self._enter("rollout", state.iteration)
-        self._fleet.on_phase("rollout", state.iteration)
         requests = self._planner.rollout(state.batch, state.policy)
         generation = self._generate(requests, keep=(*TRAINED, "images"))
         batch, data = state.batch, self._config.data
@@ -164,7 +168,6 @@ class LivePhases:
         self, upcoming: Batch, policy: PolicyVersion
     ) -> Awaitable[Mapping[str, tuple[SeedScore, ...]]]:
         """Started at once: the returned task runs while ``train`` does.  Only scores are kept."""
-        self._fleet.on_phase("explore", upcoming.iteration)
         requests = self._planner.explore(upcoming, policy)
         if not requests:
             nothing: asyncio.Future[Mapping[str, tuple[SeedScore, ...]]] = asyncio.Future()
@@ -315,4 +318,4 @@ class LivePhases:
         scorers = {"score": self._scorer.submit}
         if held_out:
             scorers["held_out"] = self._scorer.submit_held_out
-        return Generation(self._coordinator.submit(requests), self._results, scorers, keep)
+        return Generation(self._coordinator.submit(requests), self._coordinator, scorers, keep)

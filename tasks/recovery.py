@@ -1,17 +1,25 @@
 """After a driver that did not say goodbye: end what it left, and bring its records into order."""
 
 import contextlib
+import logging
 import shutil
 import time
 from collections.abc import Iterator
 
 from msgspec.structs import replace
+from pydantic import ValidationError
 
+from spotlight_core.config import RunConfig
+from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Lost, encode
-from spotlight_core.executor.fleet import bury_open_nodes
+from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.processes import reap
-from spotlight_core.journal import last_position
-from tasks.run_folder import RunFolder, drop_cut_line, read_records
+from spotlight_core.journal import drop_cut_line, last_position
+from spotlight_core.storage import store_url
+from spotlight_core.tensor_store import TensorStore
+from tasks.run_folder import RunFolder, read_records
+
+LOG = logging.getLogger(__name__)
 
 
 def sweep(folder: RunFolder) -> int:
@@ -30,11 +38,16 @@ def sweep(folder: RunFolder) -> int:
 
 
 def _clear(folder: RunFolder) -> None:
-    """In-flight latents of a former driver, which no request resumes from, and half-written checkpoints."""
-    for commit in folder.tensor_store.glob("*"):
-        commit.unlink()
+    """What a former life left that no later one reads: where its coordinator was, half-written checkpoints,
+    and in-flight latents."""
+    folder.coordinator.unlink(missing_ok=True)
     for half in folder.checkpoints.glob(".*.tmp"):
         shutil.rmtree(half)
+    try:
+        config = RunConfig.model_validate_json(folder.recipe.read_bytes())
+        TensorStore.open(store_url(config.fleet.store, folder.path, folder.run_id), memory_bytes=0).clear()
+    except (SpotlightError, ValidationError) as error:  # they cost space and nothing else
+        LOG.warning("commits of a former driver stay where they are: %s", error)
 
 
 def _journal_losses(folder: RunFolder, ended: int) -> None:

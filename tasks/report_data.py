@@ -12,7 +12,9 @@ from typing import Any
 from spotlight_core.errors import BadInputError
 from spotlight_core.journal import read_words
 from spotlight_core.market.billing import Segment
+from spotlight_core.market.explain import Explanation, explain
 from spotlight_core.market.ledger import CostLedger
+from spotlight_core.market.node_records import read_strikes
 from spotlight_core.market.prices import PriceBook
 from tasks.run_folder import Record, RunFolder, read_records
 
@@ -58,6 +60,7 @@ class RunRecord:
     points: tuple[Point, ...]
     ledger: CostLedger
     segments: tuple[Segment, ...]
+    explanation: Explanation
     began: float
     now: float
     base_evaluated_at: float | None
@@ -178,6 +181,7 @@ def read_run(path: Path) -> RunRecord:
         points=tuple(points),
         ledger=ledger,
         segments=tuple(segments),
+        explanation=explain(words, prices, read_strikes(folder.nodes)),
         began=began,
         now=ledger.last_at,
         base_evaluated_at=records[0]["at"] if records and records[0]["iteration"] < 0 else None,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from tasks.report_data import PairedMean, RunRecord, overlap_share, paired_mean
-from tasks.report_timeline import ACTIVITIES, closed_pause, iteration_at
+from tasks.report_timeline import ACTIVITIES, closed_pause
 
 PHASES = ("rollout", "reward", "train", "explore", "remainder", "publish", "evaluate", "iteration")
 REWARDS = {
@@ -75,11 +75,11 @@ def held_out_name(run: RunRecord) -> str:
 def summary(run: RunRecord) -> str:
     """The run in one sentence."""
     loss = LOSSES.get(run.recipe.get("loss", {}).get("type", ""), "RL")
-    pools = {part.node: part.pool for part in run.segments}
-    spot = sum(pool == "spot" for pool in pools.values())
-    fleet = (
-        f" on {plural(len(pools) - spot, 'reserved node')} and {plural(spot, 'spot node')}" if pools else ""
-    )
+    pools = list({part.node: part.pool for part in run.segments}.values())
+    counts = [(pool, pools.count(pool)) for pool in ("reserved", "spot", "on_demand")]
+    nodes = [plural(count, f"{pool.replace('_', '-')} node") for pool, count in counts if count]
+    first = ", ".join(nodes[:-1])
+    fleet = f" on {first} and {nodes[-1]}" if first else f" on {nodes[-1]}" if nodes else ""
     took = f" in {duration(run.now - run.began)}" if run.now > run.began else ""
     return f"{loss}, {plural(run.done, 'iteration')}{fleet}{took}."
 
@@ -237,51 +237,6 @@ def money(run: RunRecord) -> str:
     )
     ledger = table(head, [*rows, total_row], range(1, len(head)))
     return f'{"".join(bars)}<ul class="keys">{keys}</ul>{ledger}{words}'
-
-
-def preemption_table(run: RunRecord) -> str:
-    """Every preemption: what was in flight, where it went on, what it cost."""
-    hits = run.ledger.preemptions
-    if not hits:
-        return "<p>No node was preempted.</p>"
-    pools = {(part.node, part.incarnation): part.pool for part in run.segments}
-    rows = []
-    for hit in hits:
-        at = hit.at - run.began
-        iteration = iteration_at(run, hit.at)
-        requests = "<br>".join(f"{esc(item.kind)} <code>{esc(item.request)}</code>" for item in hit.in_flight)
-        went_on = "<br>".join(
-            _went_on(item.outcome, item.from_denoise_step, item.node) for item in hit.in_flight
-        )
-        waits = [item.waited_seconds for item in hit.in_flight if item.waited_seconds is not None]
-        pool = pools.get((hit.node, hit.incarnation))
-        lost_usd = run.ledger.prices.usd_per_hour(pool) / 3600 * hit.lost_gpu_seconds if pool else 0.0
-        cost = f"{hit.lost_gpu_seconds:.2f} GPU-s, ${lost_usd:.5f}" if hit.lost_gpu_seconds else "nothing"
-        rows.append(
-            [
-                duration(at),
-                "–" if iteration is None else str(iteration),
-                esc(hit.node),
-                "notice" if hit.cause == "notice" else "killed, no notice",
-                requests or "nothing",
-                went_on or "–",
-                f"{max(waits):.2f} s" if waits else "–",
-                cost,
-            ]
-        )
-    head = ["at", "iteration", "node", "how", "in flight", "went on", "after", "work lost"]
-    steps = (
-        f"<p>About {run.ledger.denoise_steps_lost:.1f} denoise steps were thrown away in the whole run.</p>"
-    )
-    return table(head, rows) + steps
-
-
-def _went_on(outcome: str, step: int | None, node: str | None) -> str:
-    where = f" on {esc(node)}" if node else ""
-    if outcome == "resumed":
-        return f"resumed at denoise step {step}{where}"
-    said = {"recomputed": "recomputed from noise", "finished": "finished within the grace"}
-    return said.get(outcome, esc(outcome)) + where
 
 
 def contrast_words(run: RunRecord) -> str:

@@ -130,14 +130,15 @@ def node_rows(run: RunRecord) -> list[str]:
 
 def _preemption_marks(run: RunRecord, unit: float) -> list[Figure]:
     marks = []
-    for cause, symbol, label in (("notice", "triangle-down", "notice"), ("killed", "x", "killed")):
+    symbols = {"notice": "triangle-down", "killed": "x", "silent": "x-open"}
+    for cause, symbol in symbols.items():
         hits = [hit for hit in run.ledger.preemptions if hit.cause == cause]
         if hits:
             marks.append(
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "name": label,
+                    "name": cause,
                     "legendrank": 20,
                     "x": [(hit.at - run.began) / unit for hit in hits],
                     "y": [hit.node for hit in hits],
@@ -148,7 +149,7 @@ def _preemption_marks(run: RunRecord, unit: float) -> list[Figure]:
                         "color": "@ink",
                         "line": {"color": "@card", "width": 1.5},
                     },
-                    "hovertemplate": "%{y}: %{customdata[0]}<extra>" + label + "</extra>",
+                    "hovertemplate": "%{y}: %{customdata[0]}<extra>" + cause + "</extra>",
                 }
             )
     return marks
@@ -210,7 +211,7 @@ def _windows(run: RunRecord, unit: float) -> list[dict[str, Any]]:
     windows = [{"label": "whole run", "range": [0.0, whole]}]
     for hit in run.ledger.preemptions[:6]:
         at = (hit.at - run.began) / unit
-        cause = "notice" if hit.cause == "notice" else "kill"
+        cause = "kill" if hit.cause == "killed" else hit.cause
         iteration = iteration_at(run, hit.at)
         label = cause if iteration is None else f"{cause}, iteration {iteration}"
         windows.append({"label": label, "range": [max(0.0, at - width / 2), at + width / 2]})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
+from tasks import report_preemptions
 from tasks import report_sections as sections
 from tasks.report_data import RunRecord, read_run
 from tasks.report_figures import contrast_figure, correlation_figure, score_figure
@@ -24,12 +25,13 @@ def _figures(run: RunRecord, baseline: RunRecord | None) -> str:
         "timeline_whole": timeline_figure(run, joined_segments(run, closed_pause(run))),
         "contrast": contrast_figure(run),
         "correlation": correlation_figure(run),
+        "preemptions": report_preemptions.preemptions_figure(run),
     }
     # A request's id or a file's name must not be able to end the script element.
     return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _parts(run: RunRecord, baseline: RunRecord | None) -> dict[str, str]:
+def _parts(run: RunRecord, baseline: RunRecord | None, folder: Path) -> dict[str, str]:
     began = datetime.fromtimestamp(run.began, tz=UTC).strftime("%Y-%m-%d %H:%M UTC") if run.began else "never"
     return {
         "title": sections.esc(f"{run.name} · Spotlight run"),
@@ -44,7 +46,7 @@ def _parts(run: RunRecord, baseline: RunRecord | None) -> dict[str, str]:
         "contrast": sections.contrast_words(run),
         "correlation": sections.correlation_words(run),
         "money": sections.money(run),
-        "preemptions": sections.preemption_table(run),
+        "preemptions": report_preemptions.section(run, report_preemptions.find_twins(folder)),
         "recipe": sections.recipe(run),
         "footer": f"Begun {began}. Made from the run folder's own files.",
         "figures": _figures(run, baseline),
@@ -62,7 +64,7 @@ def write_report(run_folder: Path, *, baseline: Path | None = None) -> Path:
         BadInputError: a folder holds no run, or one of its files cannot be read.
     """
     run = read_run(run_folder)
-    parts = _parts(run, None if baseline is None else read_run(baseline))
+    parts = _parts(run, None if baseline is None else read_run(baseline), run_folder)
     # One pass, so that text from the run that looks like a placeholder stays text.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], PAGE.read_text(encoding="utf-8"))
     path = RunFolder(run_folder).report

@@ -74,18 +74,6 @@ def keep_records(path: Path, keep: Callable[[Record], bool]) -> int:
     return len(records) - len(kept)
 
 
-def drop_cut_line(path: Path) -> None:
-    """Cut what a kill left behind the last whole line of an append-only log."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with path.open("rb+") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
-
-
 class RunFolder:
     """``runs/<name>/`` and the places in it."""
 
@@ -119,6 +107,11 @@ class RunFolder:
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
+
+    @property
+    def coordinator(self) -> Path:
+        """Where the run's coordinator listens, and the token that it asks for."""
+        return self.path / "coordinator.json"
 
     @property
     def iterations(self) -> Path:
@@ -161,6 +154,11 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def accounts(self) -> Path:
+        """Every change of a node's state with what it had cost by then."""
+        return self.path / "ledger.csv"
 
     @property
     def report(self) -> Path:

@@ -1,107 +1,54 @@
-"""DenoiseActor: one per node and GPU; it holds a policy, denoises one request at a time, and yields.
+"""DenoiseActor: one per GPU of a node; it holds a policy, denoises one request at a time, and yields.
 
-    generate ─► denoise thread ─► engine ─┬─ boundary between two steps: yield? abandon? trace? commit?
-        ▲                                 └─ messages ─► the stream that the executor reads
-    yield_lease, abandon, stop: other threads of the same actor, so that they arrive in mid-request
+    generate ─► fetch the state ─► denoise thread ─► engine ─ boundary between two steps: yield? trace?
+        ▲           (prefetched)         │                     commit? (the store answers in the background)
+        └── messages: the stream that the executor reads ◄─────┘
+    yield_lease, abandon: other threads of the same actor, so that they arrive in mid-request
 
-The class is plain: ``executor.ray`` wraps it, tests run it in process.  torch is imported after the
-start record is written, since a node is paid for from its first second.
+The denoise thread goes from one request to the next: what comes before a request and after it is done
+in the threads of their streams.
+
+The class is plain: ``node_scheduler`` wraps it, tests run it in process.  torch is imported when an
+actor is made, so that who only makes them need not hold it.
 """
 
+import logging
 import os
-import queue
 import signal
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from queue import Empty
+from typing import TYPE_CHECKING
 
 import psutil
 
+from spotlight_core.arrays import Arrays, SafetensorError, arrays_digest, from_bytes, to_bytes
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Start
-from spotlight_core.executor.node_log import NodeLife, NodeLog
+from spotlight_core.executor.commits import CommitStore, Committer, LeaseCommits, StoreAway
+from spotlight_core.executor.leases import Lease, Leases
+from spotlight_core.executor.messages import (
+    Began,
+    Dropped,
+    FinishedResult,
+    Message,
+    NodeSetup,
+    Noticed,
+)
+from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import NODE_VARIABLE
-from spotlight_core.market.progress import ProgressPoint
-from spotlight_core.market.replay import ReplayWatcher
+from spotlight_core.market.replay import ReplayWatcher, Strike
 from spotlight_core.types import PolicyVersion
 
+if TYPE_CHECKING:
+    from spotlight_core.diffusion.engine import Generated, Paused
+
+LOG = logging.getLogger(__name__)
+
 SIGN_OF_LIFE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorSetup:
-    """What an actor is made from.
-
-    ``config`` is the resolved recipe as JSON; ``points`` its node's trace; ``gpu`` the one that it has
-    here, None on a machine without; ``gpus`` what is paid for.
-    """
-
-    node: str
-    incarnation: int
-    pool: str
-    gpus: int
-    gpu: str | None = None
-    config: str
-    weights: Path
-    nodes: Path
-    points: tuple[ProgressPoint, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
-    """Denoising began, or still goes on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
-    """The replayed trace takes the node back in ``seconds_left``."""
-
-    seconds_left: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedState:
-    """State before ``next_denoise_step`` as safetensors bytes; ``released``: nothing follows."""
-
-    next_denoise_step: int
-    payload: bytes
-    released: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedResult:
-    """The result as safetensors bytes, and the digest of the arrays that were in memory."""
-
-    payload: bytes
-    digest: str
-
-
-Message = Began | Noticed | CommittedState | FinishedResult
-
-
-class _Orders:
-    """What other threads want of one lease."""
-
-    def __init__(self) -> None:
-        self.yielding = False
-        self.abandoned = False
-        self._changed = threading.Condition()
-
-    def give(self, *, yielding: bool = False, abandoned: bool = False) -> None:
-        with self._changed:
-            self.yielding |= yielding
-            self.abandoned |= abandoned
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        """Until an order was given, ``seconds`` at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.yielding or self.abandoned, timeout=seconds)
 
 
 def kill_own_node() -> None:
@@ -120,17 +67,11 @@ def kill_own_node() -> None:
 class DenoiseActor:
     """See the module's text."""
 
-    def __init__(self, setup: ActorSetup, die: Callable[[], None] = kill_own_node) -> None:
+    def __init__(
+        self, setup: NodeSetup, rank: int, store: CommitStore, die: Callable[[], None] = kill_own_node
+    ) -> None:
+        self._node = setup.node, setup.incarnation
         self._log = NodeLog(folder=setup.nodes)
-        self._life = NodeLife(
-            node=setup.node,
-            incarnation=setup.incarnation,
-            pool=setup.pool,
-            gpus=setup.gpus,
-            started_at=time.time(),
-            stopped_at=None,
-        )
-        self._log.start(setup.node, setup.incarnation, setup.pool, setup.gpus, self._life.started_at)
         config = RunConfig.model_validate_json(setup.config)
 
         import torch
@@ -147,17 +88,28 @@ class DenoiseActor:
             record_means=config.loss.type == "grpo_guard",
         )
         self._weights = WeightStore(setup.weights)
-        self._commit_every = config.fleet.commit_every_steps
-        self._watcher = ReplayWatcher(setup.points, config.fleet.grace_seconds)
+        self._store = store
+        self._committer = Committer(store, config.fleet.commit_every_steps)
+        # One rank follows the node's trace: what it strikes is the node.
+        points = setup.points if rank == 0 else ()
+        self._watcher = ReplayWatcher(points, config.fleet.grace_seconds)
         self._die = die
-        self._orders: defaultdict[str, _Orders] = defaultdict(_Orders)
-        self._present: str | None = None
+        self._leases = Leases()
+        self._stopped = threading.Event()
         # One thread for all denoising: a request at a time, and always the same thread-local state.
         self._denoiser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="denoise")
 
-    def started_at(self) -> float:
-        """Wall-clock seconds of the start record; answering says that the node is ready."""
-        return self._life.started_at
+    def ready(self) -> None:
+        """Answering says that the model is built."""
+
+    def until_stopped(self) -> None:
+        """Answers when the actor is stopped: who waits for it learns of its death at once."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """Abandon what runs and what is queued."""
+        self._leases.abandon_all()
+        self._stopped.set()
 
     def load(self, policy: PolicyVersion) -> str:
         """Run ``policy`` from now on; the digest is of the weights that are in the model after it.
@@ -167,32 +119,75 @@ class DenoiseActor:
         """
         return self._denoiser.submit(self._load, policy).result()
 
-    def generate(self, start: Start, state: bytes | None) -> Iterator[Message]:
-        """Denoise a request from the start or from a committed ``state``; its messages as they come.
+    def generate(self, start: Start, after: str | None = None) -> Iterator[Message]:
+        """Denoise a request from the start or from its commit; its messages as they come.
 
-        The last is a ``FinishedResult`` or a released ``CommittedState``; an abandoned lease ends
-        without either.  Errors of the request are raised after the messages before them.
+        It begins when the requests before it have ended; ``after`` names the lease that it comes
+        behind, whose call may arrive later than this one.  The last message is a ``FinishedResult``,
+        a ``Dropped``, an ``UnstoredState`` or a released ``CommittedState``; an abandoned lease ends
+        without any.  Errors of the request are raised after the messages before them.
         """
-        messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        work = self._denoiser.submit(self._denoise, start, state, messages.put)
-        work.add_done_callback(lambda _: messages.put(None))
-        while (message := messages.get()) is not None:
-            yield message
-        work.result()
+        lease = self._leases.get(start.lease)
+        if lease is None:
+            return
+        try:
+            self._leases.wait_behind(after)
+            yield from self._messages(start, lease)
+        finally:
+            self._leases.end(lease)
 
-    def yield_lease(self, lease: str) -> None:
+    def yield_lease(self, name: str) -> None:
         """Commit at the next boundary and let go.  A lease that has ended ignores it."""
-        self._orders[lease].give(yielding=True)
+        lease = self._leases.get(name)
+        if lease is not None:
+            lease.give_up()
 
-    def abandon(self, lease: str) -> None:
-        """Stop at the next boundary; nobody waits for the work."""
-        self._orders[lease].give(abandoned=True)
+    def abandon(self, name: str) -> None:
+        """Stop at the next boundary, or do not begin; nobody waits for the work."""
+        lease = self._leases.get(name)
+        if lease is not None:
+            lease.abandon()
 
-    def stop(self) -> float:
-        """Abandon what runs, write the stop record, and return its wall-clock seconds."""
-        if self._present is not None:
-            self.abandon(self._present)
-        return self._log.stop(self._life, time.time(), "node")
+    # -- on the thread of a lease's stream ------------------------------------------------------------
+
+    def _messages(self, start: Start, lease: Lease) -> Iterator[Message]:
+        state: Arrays | None = None
+        try:
+            if start.state_ref is not None:
+                state = from_bytes(self._store.get(start.state_ref, start.state_digest or ""))
+        except (
+            SpotlightError,
+            SafetensorError,
+        ) as error:  # whatever the commit is worth, the request can begin anew
+            yield Dropped(error=str(error), commit_lost=True)
+            return
+        except StoreAway as error:
+            yield Dropped(error=f"the Tensor Store is away: {error}")
+            return
+        commits = self._committer.of(start, lease)
+        work = self._denoiser.submit(self._denoise, start, lease, state, commits)
+        lease.runs(work)
+        self._leases.lined_up(lease)
+        while (message := lease.messages.get()) is not None:
+            yield message
+        commits.settle()
+        yield from _rest(lease)
+        try:
+            outcome = work.result()
+        except CancelledError:  # abandoned while it was queued
+            return
+        yield from self._outcome(lease, commits, outcome)
+
+    def _outcome(
+        self, lease: Lease, commits: LeaseCommits, outcome: "Generated | Paused | None"
+    ) -> Iterator[Message]:
+        from spotlight_core.diffusion.engine import Paused
+
+        if isinstance(outcome, Paused):
+            if not lease.abandoned:
+                yield commits.last(outcome.next_denoise_step, outcome.state)
+        elif outcome is not None:
+            yield FinishedResult(payload=to_bytes(outcome.arrays), digest=arrays_digest(outcome.arrays))
 
     # -- on the denoise thread ------------------------------------------------------------------------
 
@@ -213,59 +208,58 @@ class DenoiseActor:
         }
         return weights_digest(confirmed)
 
-    def _denoise(self, start: Start, payload: bytes | None, emit: Callable[[Message], None]) -> None:
-        from spotlight_core.arrays import Arrays, arrays_digest, from_bytes, to_bytes
-        from spotlight_core.diffusion.engine import Paused
-
-        orders, self._present = self._orders[start.lease], start.lease
+    def _denoise(
+        self, start: Start, lease: Lease, state: Arrays | None, commits: LeaseCommits
+    ) -> "Generated | Paused | None":
+        if lease.abandoned:
+            return None
         self._watcher.begin(start.request)
-
         said_at = time.monotonic()
 
         def boundary(denoise_step: int, make_state: Callable[[], Arrays]) -> bool:
             nonlocal said_at
             if time.monotonic() - said_at > SIGN_OF_LIFE_SECONDS:
                 said_at = time.monotonic()
-                emit(Began())
-            self._strike(denoise_step, orders, emit)
-            if orders.abandoned or orders.yielding:
+                lease.messages.put(Began())
+            strike = self._watcher.at(denoise_step)
+            if strike is not None and strike.event == "kill":
+                # With what is under way at this boundary, and that may be a commit.
+                commits.offer(denoise_step, make_state)
+            self._suffer(strike, start, denoise_step, lease)
+            if lease.let_go:
                 return True
-            if self._commit_every and denoise_step % self._commit_every == 0:
-                state = to_bytes(make_state())
-                emit(CommittedState(next_denoise_step=denoise_step, payload=state, released=False))
-            return False
+            commits.offer(denoise_step, make_state)
+            # An order may have come while the store kept this thread waiting.
+            return lease.let_go
 
-        try:
-            emit(Began())
-            # No boundary comes before step 0: what strikes there finds nothing to commit.
-            self._strike(0, orders, emit, hold=False)
-            outcome = self._engine.generate(
-                start.request,
-                from_denoise_step=start.from_denoise_step,
-                state=None if payload is None else from_bytes(payload),
-                boundary=boundary,
-            )
-            if isinstance(outcome, Paused):
-                if not orders.abandoned:
-                    state = to_bytes(outcome.state)
-                    step = outcome.next_denoise_step
-                    emit(CommittedState(next_denoise_step=step, payload=state, released=True))
-            else:
-                emit(FinishedResult(payload=to_bytes(outcome.arrays), digest=arrays_digest(outcome.arrays)))
-        finally:
-            self._present = None
-            self._orders.pop(start.lease, None)
+        lease.messages.put(Began())
+        # No boundary comes before the first step: what strikes there finds nothing to commit.
+        self._suffer(self._watcher.at(0), start, 0, lease, hold=False)
+        return self._engine.generate(
+            start.request, from_denoise_step=start.from_denoise_step, state=state, boundary=boundary
+        )
 
-    def _strike(
-        self, denoise_step: int, orders: _Orders, emit: Callable[[Message], None], hold: bool = True
+    def _suffer(
+        self, strike: Strike | None, start: Start, denoise_step: int, lease: Lease, hold: bool = True
     ) -> None:
         """Let the replayed trace act before ``denoise_step``."""
-        strike = self._watcher.at(denoise_step)
         if strike is None:
             return
         if strike.event == "kill":
+            self._log.strike(*self._node, time.time(), start.lease, start.request.id, denoise_step)
             self._die()
             raise SpotlightError("the replayed trace kills this node", "resume the request elsewhere")
-        emit(Noticed(seconds_left=strike.seconds_left))
+        lease.messages.put(Noticed(seconds_left=strike.seconds_left))
         if hold:
-            orders.wait(strike.seconds_left)
+            lease.wait(strike.seconds_left)
+
+
+def _rest(lease: Lease) -> Iterator[Message]:
+    """What a commit has said after the end of the denoising."""
+    while True:
+        try:
+            message = lease.messages.get_nowait()
+        except Empty:
+            return
+        if message is not None:
+            yield message

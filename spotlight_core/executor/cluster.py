@@ -16,32 +16,31 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import tenacity
 
-from spotlight_core.child_process import python_path
 from spotlight_core.errors import BadInputError, FleetError
 from spotlight_core.executor.processes import (
-    NODE_VARIABLE,
     end_processes,
     ray_folder,
     remove_folder,
-    run_environment,
     run_processes,
 )
+from spotlight_core.executor.ray_settings import cluster_environment, node_environment, read_environment
 
 LOG = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # results travel inline; Ray refuses less than 75 MiB
-INLINE_BYTES = 32 * 2**20  # a result must not stay behind on a node that may be killed next
 HEAD = ("head", 0)
+SHARE = 0.001  # of a node's own resource, taken by each actor that is pinned to it
 BOOT_ATTEMPTS = 2
-REGISTER_SECONDS = 120
+DRAIN_SECONDS = 2.0
 
 
 def check_port(port: int, key: str) -> None:
@@ -116,10 +115,10 @@ class RayCluster:
             )
         self._connected = True
 
-    def add_node(self, name: str, incarnation: int, gpu: str | None = None) -> int:
+    def add_node(self, name: str, incarnation: int, gpus: Sequence[str] = ()) -> int:
         """Start a node and return its raylet's pid once it is registered; several may boot at once.
 
-        ``gpu`` is the only one that the node's processes see.
+        ``gpus`` are the only ones that the node's processes see.
 
         Raises:
             FleetError: the node does not come up.
@@ -132,13 +131,35 @@ class RayCluster:
             reraise=True,
         )
         extra = {"gcs_address": self.address, "node_manager_port": 0}
-        node = retrying(self._boot, name, incarnation, extra, gpu)
+        node = retrying(self._boot, name, incarnation, extra, gpus)
         return _raylet(node).pid
 
     def alive(self, name: str, incarnation: int) -> bool:
         """Whether the node's raylet runs."""
         node = self._nodes.get((name, incarnation))
         return node is not None and _raylet(node).poll() is None
+
+    def drain(self, name: str, incarnation: int, seconds_left: float) -> None:
+        """Tell Ray that the node leaves in ``seconds_left``, so that it places nothing there any more.
+
+        Ray is not relied upon: one that does not answer or refuses is only logged.
+        """
+        with self._lock:
+            node = self._nodes.get((name, incarnation))
+        if node is None:
+            return
+        deadline_ms = int((time.time() + seconds_left) * 1000)
+        try:
+            from ray.core.generated import autoscaler_pb2
+
+            reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+            accepted, why = node.get_gcs_client().drain_node(
+                node.node_id, reason, "preemption notice", deadline_ms, timeout=DRAIN_SECONDS
+            )
+            if not accepted:
+                LOG.info("Ray does not drain %s-%d: %s", name, incarnation, why)
+        except Exception as error:  # Ray's own class here differs from version to version
+            LOG.info("Ray does not drain %s-%d: %r", name, incarnation, error)
 
     def head_alive(self) -> bool:
         """Whether the head's gcs and raylet run: Ray aborts the driver a minute after they have ended."""
@@ -177,24 +198,16 @@ class RayCluster:
 
     # -- starting -------------------------------------------------------------------------------------
 
-    def _boot(self, name: str, incarnation: int, extra: dict[str, Any], gpu: str | None = None) -> Any:
+    def _boot(self, name: str, incarnation: int, extra: dict[str, Any], gpus: Sequence[str] = ()) -> Any:
         """Start Ray's processes for one node; waits until the head knows it."""
-        from ray._private.node import Node
         from ray._private.parameter import RayParams
 
-        class HeadWithoutServer(Node):
-            """A head that starts no API server, whatever the flag for its pages says."""
-
-            def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-                from ray.experimental import internal_kv
-
-                self._webui_url = ""
-                internal_kv._initialize_internal_kv(self.get_gcs_client())
+        from spotlight_core.executor.ray_node import start_node
 
         sockets = self.folder / "s"
         parameters = RayParams(
             num_cpus=0,  # work is placed by the node's own resource alone
-            num_gpus=0 if gpu is None else 1,
+            num_gpus=len(gpus),
             resources={node_resource(name, incarnation): 1.0},
             object_store_memory=OBJECT_STORE_BYTES,
             min_worker_port=0,
@@ -206,15 +219,15 @@ class RayCluster:
             # Named here: Ray numbers them by what it finds, and nodes that boot at once find the same.
             raylet_socket_name=str(sockets / f"{name}-{incarnation}.r"),
             plasma_store_socket_name=str(sockets / f"{name}-{incarnation}.p"),
-            env_vars=_node_environment(name, incarnation, gpu),
+            env_vars=node_environment(name, incarnation, gpus),
             **extra,
         )
-        head = (name, incarnation) == HEAD
-        kind = HeadWithoutServer if head else Node
+        for left in sockets.glob(f"{name}-{incarnation}.*"):  # by an attempt that failed
+            left.unlink()
         with self._lock:
             self._booting.add((name, incarnation))
         try:
-            node = kind(parameters, head=head, shutdown_at_exit=False, spawn_reaper=False)
+            node = start_node(parameters, head=(name, incarnation) == HEAD)
         except Exception as error:  # Ray raises plain Exception here
             end_processes(run_processes(self.run_id, f"{name}-{incarnation}"), grace_seconds=0.0)
             raise FleetError(
@@ -244,23 +257,13 @@ class RayCluster:
 
     def _enter_environment(self) -> None:
         """Ray reads its settings from the environment, this process's driver as well as what it starts."""
-        settings = run_environment(self.run_id) | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
-            "RAY_enable_metrics_collection": "0",
-            # A raylet takes seconds of CPU to register, and a machine that boots a fleet has none to spare.
-            "RAY_raylet_start_wait_time_s": str(REGISTER_SECONDS),
-            "RAY_max_direct_call_object_size": str(INLINE_BYTES),
-        }
+        settings = cluster_environment(self.run_id, self.folder / "token")
         self._former_environment = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False  # else 127.0.0.1 is replaced by the outside address
-        _read_environment()
+        read_environment()
 
     def _leave_environment(self) -> None:
         for name, value in self._former_environment.items():
@@ -269,7 +272,7 @@ class RayCluster:
             else:
                 os.environ[name] = value
         if self._former_environment:
-            _read_environment()
+            read_environment()
         self._former_environment = {}
 
     # -- ending ---------------------------------------------------------------------------------------
@@ -293,39 +296,17 @@ class RayCluster:
                 process.wait(2.0)
 
 
-def _node_environment(name: str, incarnation: int, gpu: str | None) -> dict[str, str]:
-    """For a node's processes alone: its mark, its GPU, idle threads that sleep, and where our code is."""
-    return {
-        NODE_VARIABLE: f"{name}-{incarnation}",
-        "CUDA_VISIBLE_DEVICES": gpu or "",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "RAY_BACKEND_LOG_LEVEL": "warning",
-        "PYTHONPATH": python_path(),
-    }
-
-
-def _read_environment() -> None:
-    """Make Ray read its settings again: it did when it was imported, by whomever.
-
-    In this order, since a thread of a former connection that still drains would look for a token.
-    """
-    from ray import _raylet
-
-    _raylet.Config.initialize("")
-    _raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
 def _log_lines(data: dict[str, Any], **_: object) -> None:
     LOG.debug("Ray: %s", " ".join(data["lines"]))
-
-
-def _started_processes(node: Any) -> list["subprocess.Popen[bytes]"]:
-    return [info.process for infos in node.all_processes.values() for info in infos]
 
 
 def _raylet(node: Any) -> "subprocess.Popen[bytes]":
     process: subprocess.Popen[bytes] = node.all_processes["raylet"][0].process
     return process
+
+
+def _started_processes(node: Any) -> list["subprocess.Popen[bytes]"]:
+    return [info.process for infos in node.all_processes.values() for info in infos]
 
 
 @contextlib.contextmanager

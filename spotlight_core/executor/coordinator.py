@@ -1,8 +1,8 @@
 """The Coordinator: one per run, owner of the request queue, the journal and the inbox.
 
-    phases ──► client.submit ─┐                        ┌─► executor: Start, Yield, Load, Release
-    actors ──► Finished … ────┤ inbox ─► journal ─► decide ─► journal
-    fleet  ──► Notice, Lost ──┘                        └─► client: Settle resolves what submit returned
+    phases ──► submit ─────────┐                        ┌─► executor: Start, Yield, Load, Release
+    actors ──► Finished … ─────┤ inbox ─► journal ─► decide ─► journal
+    fleet  ──► Notice, Lost ───┘                        └─► listener: Settle tells what became of a request
 
 The order is fixed: stamp, journal, decide, dispatch.  Nothing awaits a command; failures come back
 as events and deadlines are timer events.
@@ -10,13 +10,14 @@ as events and deadlines are timer events.
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import BinaryIO, Protocol
 
 from spotlight_core.drive import Decider, drive
-from spotlight_core.errors import FleetError
+from spotlight_core.errors import FleetError, SpotlightError
 from spotlight_core.events import (
     Alarm,
     Cancelled,
@@ -31,7 +32,12 @@ from spotlight_core.events import (
     encode,
 )
 from spotlight_core.executor.inbox import Inbox
+from spotlight_core.executor.submission import Listener, Submission
+from spotlight_core.journal import drop_cut_line
 from spotlight_core.types import GenerationRequest
+
+LOG = logging.getLogger(__name__)
+CLOSE_SECONDS = 10.0
 
 
 class NodeExecutor(Protocol):
@@ -40,15 +46,32 @@ class NodeExecutor(Protocol):
     def execute(self, command: Command) -> None: ...
 
 
-class Journal:
-    """Append-only record of every event and command, one JSON line each, flushed per word."""
+def _nobody_else() -> None:
+    """The fence of a coordinator that nothing can replace."""
 
-    def __init__(self, path: Path, observers: Sequence[Callable[[Word], None]] = ()) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
+
+class Journal:
+    """Append-only record of every event and command, one JSON line each, flushed per word.
+
+    ``fence`` is asked before each event and its commands; what it raises keeps them out of the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        observers: Sequence[Callable[[Word], None]] = (),
+        fence: Callable[[], None] = _nobody_else,
+    ) -> None:
+        drop_cut_line(path)
+        self._file: BinaryIO = path.open("ab")
         self._observers = observers
+        self._fence = fence
 
     def __call__(self, word: Word) -> None:
-        self._file.write(encode(word).decode() + "\n")
+        if isinstance(word, Event):
+            self._fence()
+        self._file.write(encode(word) + b"\n")
+        # Before the command is executed: what a killed coordinator has done must be on record.
         self._file.flush()
         for observe in self._observers:
             observe(word)
@@ -58,37 +81,8 @@ class Journal:
             self._file.close()
 
 
-class Submission:
-    """Requests under way; iterate to get each ``(request, ref)`` as it is done."""
-
-    def __init__(self, requests: Sequence[GenerationRequest], loop: asyncio.AbstractEventLoop) -> None:
-        self.requests = {request.id: request for request in requests}
-        self._loop = loop
-        self._settled: asyncio.Queue[Settle | FleetError] = asyncio.Queue()
-
-    def deliver(self, settled: Settle | FleetError) -> None:
-        """Called from the coordinator's thread."""
-        self._loop.call_soon_threadsafe(self._settled.put_nowait, settled)
-
-    async def results(self, allow_cancelled: bool = False) -> AsyncIterator[tuple[GenerationRequest, str]]:
-        """Each done request with the ref of its result, in order of completion.
-
-        Raises:
-            FleetError: a request was aborted, or cancelled (unless ``allow_cancelled``), or the coordinator
-                stopped.
-        """
-        for _ in range(len(self.requests)):
-            settled = await self._settled.get()
-            if isinstance(settled, FleetError):
-                raise settled
-            if settled.outcome == "done" and settled.ref is not None:
-                yield self.requests[settled.request], settled.ref
-            elif settled.outcome == "aborted" or not allow_cancelled:
-                raise FleetError(f"request {settled.request} was given up", settled.detail)
-
-
 class Coordinator:
-    """Runs ``drive`` in its own thread and is the client that phases talk to."""
+    """Runs ``drive`` in its own thread; its other methods are for any thread."""
 
     def __init__(self, *, decider: Decider, nodes: NodeExecutor, inbox: Inbox, journal: Journal) -> None:
         self._decider = decider
@@ -96,21 +90,42 @@ class Coordinator:
         self._inbox = inbox
         self._journal = journal
         self._lock = threading.Lock()
-        self._waiting: dict[str, Submission] = {}
-        self._failure: FleetError | None = None
+        self._waiting: dict[str, Listener] = {}
+        self._failure: SpotlightError | None = None
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    # -- the client's side --------------------------------------------------------------------------
+    # -- the clients' side --------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Submission:
-        """Queue requests; call it from the event loop that will read the results."""
+    @property
+    def failure(self) -> SpotlightError | None:
+        """Why nothing more will be decided, if that is so."""
+        return self._failure
+
+    def submit(
+        self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
+    ) -> Submission:
+        """Queue requests of this process; call it from the event loop that will read the results."""
         submission = Submission(requests, asyncio.get_running_loop())
+        self.queue(requests, submission, deadline_seconds)
+        return submission
+
+    def queue(
+        self,
+        requests: Sequence[GenerationRequest],
+        listener: Listener,
+        deadline_seconds: float | None = None,
+    ) -> None:
+        """Queue requests; ``listener`` hears of each one's end.
+
+        Raises:
+            SpotlightError: the coordinator has failed.
+        """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._waiting.update(dict.fromkeys(submission.requests, submission))
-        self._inbox.post(Submitted(requests=tuple(requests)))
-        return submission
+            self._waiting.update((request.id, listener) for request in requests)
+        deadline = None if deadline_seconds is None else self._inbox.clock.now() + deadline_seconds
+        self._inbox.post(Submitted(requests=tuple(requests), deadline=deadline))
 
     def change_phase(self, phase: Phase, iteration: int) -> None:
         self._inbox.post(PhaseChanged(phase=phase, iteration=iteration))
@@ -118,17 +133,31 @@ class Coordinator:
     def cancel(self, requests: Sequence[str], reason: str) -> None:
         self._inbox.post(Cancelled(requests=tuple(requests), reason=reason))
 
-    # -- the thread's side --------------------------------------------------------------------------
+    # -- the process's side -------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
+
+    def fail(self, failure: SpotlightError) -> None:
+        """Tell everybody who waits that nothing more will come; the first failure is the one that is told."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            waiting = list({id(listener): listener for listener in self._waiting.values()}.values())
+            self._waiting.clear()
+        for listener in waiting:
+            listener.deliver(failure)
 
     def close(self) -> None:
         """Finish what is in the inbox, then stop; safe to call twice."""
         self._inbox.close()
         if self._thread.is_alive():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=CLOSE_SECONDS)
+        self.fail(FleetError("the coordinator was closed", "continue with --resume"))
         self._journal.close()
+
+    # -- the thread's side --------------------------------------------------------------------------
 
     def events(self) -> Iterator[Event]:
         return self._inbox.events()
@@ -139,9 +168,10 @@ class Coordinator:
                 self._inbox.set_timer(command.id, command.at)
             case Settle():
                 with self._lock:
-                    submission = self._waiting.pop(command.request, None)
-                if submission is not None:
-                    submission.deliver(command)
+                    listener = self._waiting.pop(command.request, None)
+                if listener is not None:
+                    listener.deliver(command)
+                self._nodes.execute(command)  # its commits may go
             case Alarm():
                 raise FleetError(command.detail, "the run stops here; its journal tells the story")
             case _:
@@ -151,16 +181,16 @@ class Coordinator:
         try:
             drive(self._decider, self, self._journal)
         except Exception as error:  # every waiting phase must hear of it, whatever it was
-            failure = (
-                error
-                if isinstance(error, FleetError)
-                else FleetError(f"the coordinator failed ({error!r})", "see the log")
-            )
-            with self._lock:
-                self._failure = failure
-                waiting = list(dict.fromkeys(self._waiting.values()))
-                self._waiting.clear()
-            for submission in waiting:
-                submission.deliver(failure)
-            if failure is not error:
-                raise
+            LOG.exception("the coordinator failed")
+            if not isinstance(error, SpotlightError):
+                error = FleetError(f"the coordinator failed ({error!r})", "see the log")
+            self.fail(error)
+            self._journal_the_rest()
+
+    def _journal_the_rest(self) -> None:
+        """Nothing is decided any more, but nodes end, and the ledger has to hear of it."""
+        try:
+            for event in self.events():
+                self._journal(event)
+        except Exception as error:  # a full disk, or another coordinator's journal: what failed before
+            LOG.warning("nothing more is journalled: %s", error)

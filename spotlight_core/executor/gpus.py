@@ -23,3 +23,12 @@ def gpu_of(node: str, reserved_nodes: int, gpus: tuple[str, ...]) -> str | None:
     pool, _, index = node.rpartition("-")
     place = int(index) + (0 if pool == "reserved" else reserved_nodes)
     return gpus[place % len(gpus)]
+
+
+def gpus_of(node: str, reserved_nodes: int, gpus: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """The ``count`` GPUs of a node, as ``gpu_of`` gives them out; fewer where the machine has not so many."""
+    if not gpus:
+        return ()
+    pool, _, index = node.rpartition("-")
+    first = (int(index) + (0 if pool == "reserved" else reserved_nodes)) * count
+    return tuple(dict.fromkeys(gpus[(first + place) % len(gpus)] for place in range(count)))

@@ -1,7 +1,8 @@
 """When each node started and stopped, in the nodes' own files: what the ledger is checked against.
 
-``nodes/<node>-<incarnation>.jsonl`` holds a start and a stop record.  The actor writes its own; the
-coordinator writes the stop of a node that could not, with the very seconds that its Lost carries.
+``nodes/<node>-<incarnation>.jsonl`` holds a start and a stop record, and one for the strike of a
+replayed kill.  The node writes its own; the coordinator writes the stop of a node that could not, with
+the very seconds that its Lost carries.
 """
 
 import json
@@ -9,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Writer = Literal["node", "coordinator"]
 
@@ -51,6 +52,16 @@ class NodeLog:
         self._append(life.node, life.incarnation, record | {"gpus": life.gpus, "at": at, "by": by})
         return at
 
+    def strike(self, node: str, incarnation: int, at: float, lease: str, request: str, step: int) -> None:
+        """Record that the replayed trace kills the node before denoise ``step`` of ``request``: nobody
+        else will know how far it was."""
+        record = {"event": "strike", "at": at, "lease": lease, "request": request, "denoise_step": step}
+        self._append(node, incarnation, record)
+
+    def struck(self, node: str, incarnation: int) -> bool:
+        """Whether the replayed trace killed this life of the node."""
+        return any(record["event"] == "strike" for record in _records(self.path(node, incarnation)))
+
     def life(self, node: str, incarnation: int) -> NodeLife | None:
         """What the log of one incarnation says; None when it never started."""
         return _read(self.path(node, incarnation))
@@ -73,12 +84,16 @@ class NodeLog:
             os.fsync(file.fileno())
 
 
-def _read(path: Path) -> NodeLife | None:
+def _records(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        return None
+        return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     # A node that was killed while it wrote leaves half a line.
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _read(path: Path) -> NodeLife | None:
+    records = _records(path)
     started = next((record for record in records if record["event"] == "start"), None)
     if started is None:
         return None

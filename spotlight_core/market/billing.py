@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spotlight_core.types import Kind
+from spotlight_core.events import NodeKey, SPGroup
+from spotlight_core.types import GenerationRequest, Kind
 
 Activity = Literal["rollout", "evaluate", "audit", "explore", "training", "idle", "lost"]
 
@@ -41,6 +42,33 @@ class Span:
     activity: Kind | Literal["lost"]
     request: str
     ranks: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LeaseBill:
+    """A group's work on a request: ``since`` its start or its last commit.
+
+    ``queued``: behind another one, so it is no work yet.  ``said``: the group has said that it began.
+    """
+
+    id: str
+    group: SPGroup
+    request: GenerationRequest
+    queued: bool
+    said: bool = False
+    started: float
+    since: float
+    from_denoise_step: int
+    committed_denoise_step: int
+
+    @property
+    def node(self) -> NodeKey:
+        return self.group.node, self.group.generation
+
+    def span(self, end: float, activity: Kind | Literal["lost"]) -> Span:
+        """What it did from ``since`` to ``end``."""
+        request, ranks = self.request.id, len(self.group.ranks)
+        return Span(start=self.since, end=end, activity=activity, request=request, ranks=ranks)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,63 +5,49 @@ after a crash; it reads no clock.  What a node costs is decided by two numbers o
 start and the stop, carried by ``NodeJoined`` and ``Lost``; what it did is decided by its leases.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
 from typing import Literal
 
 from spotlight_core import events as ev
-from spotlight_core.errors import BadInputError, FleetError
-from spotlight_core.events import Event, NodeKey, Word
+from spotlight_core.errors import FleetError
+from spotlight_core.events import Event, NodeKey, SPGroup, Word
 from spotlight_core.market.billing import (
+    LeaseBill,
     NodeBill,
     Piece,
     Segment,
-    Span,
     gpu_seconds,
     pieces,
     segments_of,
 )
-from spotlight_core.market.preemptions import Preemption, PreemptionLog
+from spotlight_core.market.preemptions import InFlight, Preemption, PreemptionLog
 from spotlight_core.market.prices import PriceBook
-from spotlight_core.types import GenerationRequest, Kind
+from spotlight_core.types import Kind
 
 RESERVED = "reserved"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lease:
-    """A group's work on a request: ``since`` its start or its last commit."""
-
-    node: NodeKey
-    request: GenerationRequest
-    ranks: int
-    started: float
-    since: float
-    from_denoise_step: int
-    committed_denoise_step: int
+FLEET = "fleet"
 
 
 class CostLedger:
     """What every node cost and did.
 
-    Work that nobody could use is ``lost``: from a lease's start, or its last commit, to the loss of
-    its node, its failure or its abandonment.  A run's next epoch closes no node by itself: whoever
-    reaps the nodes of a dead coordinator journals their ``Lost``.
+    Work begins when its group says ``Started``, else at its ``Start``; a queued one begins at the latest
+    when the one before it ends.  Work that nobody could use is ``lost``: from its beginning, or its last
+    commit, to the loss of its node or process, its failure or its abandonment.  A run's next epoch closes
+    no node by itself: whoever reaps the nodes of a dead coordinator journals their ``Lost``.
     """
 
     def __init__(self, prices: PriceBook) -> None:
         self.prices = prices
         self._bills: dict[NodeKey, NodeBill] = {}
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, LeaseBill] = {}
+        self._by_group: dict[SPGroup, list[LeaseBill]] = {}
         self._trainings: list[tuple[float, float]] = []
         self._training_since: float | None = None
         self._epoch = 0
         self._now = 0.0
-        self._pace: dict[Kind, tuple[int, float]] = {}
+        self._pace: dict[str, tuple[int, float]] = {}
         self._log = PreemptionLog()
 
     @classmethod
@@ -86,21 +72,20 @@ class CostLedger:
                 self._end_training()
                 self._epoch = word.epoch
         match word:
-            case ev.Start():
-                self._start(word)
-            case ev.Committed():
-                self._committed(word)
-            case ev.Finished():
-                self._finished(word)
-            case ev.Failed() | ev.Abandon():
-                self._break(word.lease, self._now)
-            case ev.Settle(outcome="aborted"):
+            case ev.Start() | ev.Started() | ev.Committed() | ev.Finished() | ev.Failed() | ev.Abandon():
+                self._lease_word(word)
+            case ev.Settle(outcome="aborted" | "cancelled"):
                 self._log.dropped(word.request, self._now)
             case ev.PhaseChanged():
                 self._end_training()
                 self._training_since = self._now if word.phase == "train" else None
-            case ev.NodeJoined() | ev.Notice() | ev.Lost():
+            case ev.NodeJoined() | ev.Notice() | ev.Lost() | ev.ActorLost():
                 self._node_event(word)
+
+    def lives(self, now: float) -> Iterator[tuple[NodeBill, list[Piece]]]:
+        """Every node's life with what it did up to ``now``, cut wherever that changed."""
+        for bill in self._bills.values():
+            yield bill, list(self._pieces(bill, now))
 
     def segments(self, now: float) -> list[Segment]:
         """Every node's billed life up to ``now``, contiguous and without overlaps, node by node."""
@@ -147,19 +132,44 @@ class CostLedger:
         """
         return self._log.denoise_steps_lost
 
+    def denoise_steps_per_second(self, kind: str) -> float:
+        """The pace of finished leases of a kind, 0 before the first."""
+        steps, seconds = self._pace.get(kind, (0, 0.0))
+        return steps / seconds if seconds else 0.0
+
     @property
     def last_at(self) -> float:
         """Time of the last event seen."""
         return self._now
 
-    def _node_event(self, word: ev.NodeJoined | ev.Notice | ev.Lost) -> None:
-        key = (word.node, word.incarnation)
-        if isinstance(word, ev.NodeJoined):
-            self._joined(key, word)
-        elif isinstance(word, ev.Notice):
-            self._log.notice(key, self._now, self._in_flight(key))
-        else:
-            self._lost(key, word)
+    def _node_event(self, word: ev.NodeJoined | ev.Notice | ev.Lost | ev.ActorLost) -> None:
+        match word:
+            case ev.NodeJoined():
+                self._joined((word.node, word.incarnation), word)
+            case ev.Notice():
+                # The fleet's own are no preemption: it lets a node go that it no longer needs.
+                if word.source != FLEET:
+                    key = (word.node, word.incarnation)
+                    self._log.notice(key, self._now, self._in_flight(key))
+            case ev.ActorLost():
+                self._break_all([one for one in self._leases.values() if one.group == word.group], self._now)
+            case ev.Lost():
+                self._lost((word.node, word.incarnation), word)
+
+    def _lease_word(
+        self, word: ev.Start | ev.Started | ev.Committed | ev.Finished | ev.Failed | ev.Abandon
+    ) -> None:
+        match word:
+            case ev.Start():
+                self._start(word)
+            case ev.Started():
+                self._said(word)
+            case ev.Committed():
+                self._committed(word)
+            case ev.Finished():
+                self._finished(word)
+            case ev.Failed() | ev.Abandon():
+                self._break(word.lease, self._now)
 
     def _joined(self, key: NodeKey, word: ev.NodeJoined) -> None:
         # An unknown pool fails here, when its node first costs something, not at the end of a run.
@@ -180,16 +190,47 @@ class CostLedger:
 
     def _start(self, word: ev.Start) -> None:
         self._break(word.lease, self._now)  # a lease's name is used once; a reused one ends its first use
-        self._log.started(word.request.id, word.from_denoise_step, word.group.node, self._now)
-        self._leases[word.lease] = _Lease(
-            node=(word.group.node, word.group.generation),
+        before = self._by_group.setdefault(word.group, [])
+        lease = self._leases[word.lease] = LeaseBill(
+            id=word.lease,
+            group=word.group,
             request=word.request,
-            ranks=len(word.group.ranks),
+            queued=word.queued and bool(before),
             started=self._now,
             since=self._now,
             from_denoise_step=word.from_denoise_step,
             committed_denoise_step=word.from_denoise_step,
         )
+        before.append(lease)
+        if not lease.queued:
+            self._begin(lease)
+
+    def _begin(self, lease: LeaseBill) -> None:
+        """The lease is work from now on."""
+        lease.queued, lease.started, lease.since = False, self._now, self._now
+        self._log.started(lease.request.id, lease.from_denoise_step, lease.group.node, self._now)
+
+    def _said(self, word: ev.Started) -> None:
+        """A group began; said again later, it is a mere sign of life."""
+        lease = self._leases.get(word.lease)
+        if lease is None or lease.said:
+            return
+        lease.said = True
+        if lease.queued:
+            self._begin(lease)
+        elif lease.since == lease.started:  # no commit yet: until now the group only got ready
+            lease.started = lease.since = self._now
+
+    def _end(self, name: str) -> LeaseBill | None:
+        """Take a lease off the books; the one queued behind it begins."""
+        lease = self._leases.pop(name, None)
+        if lease is None:
+            return None
+        others = self._by_group[lease.group]
+        others.remove(lease)
+        if others and others[0].queued and not lease.queued:
+            self._begin(others[0])
+        return lease
 
     def _committed(self, word: ev.Committed) -> None:
         lease = self._leases.get(word.lease)
@@ -199,12 +240,14 @@ class CostLedger:
         self._span(lease, self._now, lease.request.kind)
         lease.since, lease.committed_denoise_step = self._now, word.next_denoise_step
         if word.released:
-            del self._leases[word.lease]
+            self._end(word.lease)
 
     def _finished(self, word: ev.Finished) -> None:
-        lease = self._leases.pop(word.lease, None)
+        lease = self._end(word.lease)
         if lease is None:
             return
+        if lease.queued:  # its beginning was never heard of, so neither were its seconds
+            lease.started = lease.since = self._now
         self._span(lease, self._now, lease.request.kind)
         steps, seconds = self._pace.get(lease.request.kind, (0, 0.0))
         steps += lease.request.fidelity.denoise_steps - lease.from_denoise_step
@@ -219,30 +262,44 @@ class CostLedger:
         # Nodes that outlived their coordinator and were reaped by the next one were not preempted.
         cause = word.cause if word.epoch == bill.epoch else "reaped"
         self._log.lost(key, cause, bill.stopped_at, self._in_flight(key))
-        for name, lease in list(self._leases.items()):
-            if lease.node == key:
-                self._break(name, bill.stopped_at)
+        self._break_all([lease for lease in self._leases.values() if lease.node == key], bill.stopped_at)
+
+    def _break_all(self, leases: list[LeaseBill], at: float) -> None:
+        """End leases that went with their process: the queued first, or the end of another begins them."""
+        for lease in sorted(leases, key=lambda lease: not lease.queued):
+            self._break(lease.id, at)
 
     def _break(self, name: str, at: float) -> None:
         """End a lease with nothing to show since its last commit."""
-        lease = self._leases.pop(name, None)
-        if lease is None:
+        lease = self._end(name)
+        if lease is None or lease.queued:
             return
         self._span(lease, at, "lost")
         seconds = max(0.0, at - lease.since)
-        steps, pace_seconds = self._pace.get(lease.request.kind, (0, 0.0))
-        left = lease.request.fidelity.denoise_steps - lease.committed_denoise_step
-        done = min(float(left), seconds * steps / pace_seconds) if pace_seconds else 0.0
-        self._log.broken(lease.request.id, lease.request.kind, lease.node, seconds * lease.ranks, done)
+        work = self._work(lease)
+        self._log.broken(lease.node, work, seconds * len(lease.group.ranks), self._steps(lease, seconds))
 
-    def _span(self, lease: _Lease, end: float, activity: Kind | Literal["lost"]) -> None:
+    def _steps(self, lease: LeaseBill, seconds: float) -> float:
+        """About how many denoise steps the lease did in so many seconds since its last commit."""
+        left = lease.request.fidelity.denoise_steps - lease.committed_denoise_step
+        return min(float(left), seconds * self.denoise_steps_per_second(lease.request.kind))
+
+    def _span(self, lease: LeaseBill, end: float, activity: Kind | Literal["lost"]) -> None:
         bill = self._bills.get(lease.node)
         if bill is not None and end > lease.since:
-            bill.spans.append(_span(lease, end, activity))
+            bill.spans.append(lease.span(end, activity))
 
-    def _in_flight(self, key: NodeKey) -> list[tuple[str, str]]:
+    def _work(self, lease: LeaseBill) -> InFlight:
+        return InFlight(
+            request=lease.request.id,
+            kind=lease.request.kind,
+            lease=lease.id,
+            saved_denoise_step=lease.committed_denoise_step,
+        )
+
+    def _in_flight(self, key: NodeKey) -> list[InFlight]:
         return [
-            (lease.request.id, lease.request.kind) for lease in self._leases.values() if lease.node == key
+            self._work(lease) for lease in self._leases.values() if lease.node == key and not lease.queued
         ]
 
     def _end_training(self) -> None:
@@ -254,7 +311,9 @@ class CostLedger:
         """The node's life cut up, with what is still under way taken to last until ``now``."""
         key = (bill.node, bill.incarnation)
         going = [
-            _span(lease, now, lease.request.kind) for lease in self._leases.values() if lease.node == key
+            lease.span(now, lease.request.kind)
+            for lease in self._leases.values()
+            if lease.node == key and not lease.queued
         ]
         training: list[tuple[float, float]] = []
         if bill.pool == RESERVED:
@@ -262,42 +321,3 @@ class CostLedger:
             if self._training_since is not None:
                 training.append((self._training_since, now))
         return pieces(bill, [*bill.spans, *going], training, now)
-
-
-def _span(lease: _Lease, end: float, activity: Kind | Literal["lost"]) -> Span:
-    return Span(start=lease.since, end=end, activity=activity, request=lease.request.id, ranks=lease.ranks)
-
-
-def recompute_usd(node_logs: Path, prices: PriceBook, now: float) -> dict[str, float]:
-    """Dollars by pool from the nodes' own start and stop logs: the check on ``CostLedger.usd``.
-
-    Shares no arithmetic with the ledger: exact rationals, rounded once.  A node that logged no stop
-    runs until ``now``; where both it and the coordinator logged one, the first counts.
-
-    Raises:
-        BadInputError: a line that is not a start or stop record, or a stop without a start.
-    """
-    started: dict[tuple[str, int], tuple[str, int, float]] = {}
-    stopped: dict[tuple[str, int], float] = {}
-    for path in sorted(node_logs.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                record = json.loads(line)
-                key, at = (str(record["node"]), int(record["incarnation"])), float(record["at"])
-                if record["event"] == "start":
-                    started[key] = (str(record["pool"]), int(record["gpus"]), at)
-                elif record["event"] == "stop" and key in started:
-                    stopped[key] = min(at, stopped.get(key, at))
-                else:
-                    raise ValueError(f"{record['event']!r} before any start")
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadInputError(
-                    f"{path}:{number} is not a node's start or stop record ({error})",
-                    "restore the node's log",
-                ) from error
-    totals: dict[str, Fraction] = {}
-    for key, (pool, gpus, start) in started.items():
-        seconds = max(Fraction(0), Fraction(stopped.get(key, now)) - Fraction(start))
-        usd = Fraction(prices.usd_per_hour(pool)) * gpus * seconds / 3600
-        totals[pool] = totals.get(pool, Fraction(0)) + usd
-    return {pool: float(total) for pool, total in totals.items()}

@@ -1,31 +1,67 @@
-"""Which request goes next: small classes that see only what lets them choose."""
+"""Which request goes next: small classes that see only what lets them choose.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+Urgency by kind comes first under every order, then the order's key, then the number of arrival.
+"""
 
-from spotlight_core.types import Kind
+import math
+from typing import Final, Literal, Protocol
 
-_URGENCY: dict[Kind, int] = {"rollout": 0, "audit": 1, "evaluate": 2, "explore": 3}
+from spotlight_core.errors import BadInputError
+from spotlight_core.types import GenerationRequest, Kind
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A pending request as an order sees it.  ``arrival`` is its number in the queue."""
-
-    request: str
-    kind: Kind
-    arrival: int
+OrderName = Literal["fifo", "shortest_remaining", "earliest_deadline"]
+KINDS: Final[tuple[Kind, ...]] = ("rollout", "audit", "evaluate", "explore")  # the most urgent first
+URGENCY: Final[dict[Kind, int]] = {kind: urgency for urgency, kind in enumerate(KINDS)}
 
 
 class Order(Protocol):
-    def first(self, candidates: Iterable[Candidate]) -> Candidate:
-        """The one to start; candidates are never empty."""
+    def key(self, request: GenerationRequest, from_denoise_step: int, deadline: float | None) -> float:
+        """The smallest goes first; asked once whenever the request begins to wait.
+
+        ``deadline``: seconds on the coordinator's clock, None when its client waits for ever.
+        """
         ...
 
 
 class FirstComeFirstServed:
-    """Rollout before exploration, then by arrival."""
+    """By arrival alone."""
 
-    def first(self, candidates: Iterable[Candidate]) -> Candidate:
-        return min(candidates, key=lambda c: (_URGENCY[c.kind], c.arrival))
+    def key(self, request: GenerationRequest, from_denoise_step: int, deadline: float | None) -> float:
+        return 0.0
+
+
+class ShortestRemainingFirst:
+    """The fewest computed denoise steps left, each counted once for every row."""
+
+    def key(self, request: GenerationRequest, from_denoise_step: int, deadline: float | None) -> float:
+        fidelity = request.fidelity
+        steps = fidelity.effective_steps
+        if from_denoise_step:
+            done = sum(1 for step in fidelity.reused_steps if step < from_denoise_step)
+            steps -= from_denoise_step - done
+        return float(steps * len(request.seeds))
+
+
+class EarliestDeadlineFirst:
+    """The one whose client gives up first; those whose clients never do come last."""
+
+    def key(self, request: GenerationRequest, from_denoise_step: int, deadline: float | None) -> float:
+        return math.inf if deadline is None else deadline
+
+
+_ORDERS: dict[str, type[Order]] = {
+    "fifo": FirstComeFirstServed,
+    "shortest_remaining": ShortestRemainingFirst,
+    "earliest_deadline": EarliestDeadlineFirst,
+}
+
+
+def build_order(name: str) -> Order:
+    """The order that a recipe's ``fleet.order`` names.
+
+    Raises:
+        BadInputError: there is no such order.
+    """
+    if name not in _ORDERS:
+        raise BadInputError(f"no order {name!r}", f"fleet.order is one of {', '.join(_ORDERS)}")
+    return _ORDERS[name]()

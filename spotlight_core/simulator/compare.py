@@ -18,6 +18,7 @@ from spotlight_core.costs import CostModel
 from spotlight_core.data.prompts import read_prompts
 from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.errors import BadInputError
+from spotlight_core.scheduling.order import build_order
 from spotlight_core.scheduling.records import SchedulingRules
 from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
@@ -83,7 +84,7 @@ def simulated_seconds_per_iteration(config: RunConfig, costs: CostModel, iterati
     fleet = config.fleet
     # One more than are timed: the last iteration explores nothing.
     config = config.model_copy(update={"iterations": WARM_UP_ITERATIONS + iterations + 1})
-    executor = SimExecutor(costs)
+    executor = SimExecutor(costs, gpus_per_node=fleet.gpus_per_node)
     for index in range(fleet.reserved_nodes):
         executor.join(f"reserved-{index}", "reserved")
     for index in range(fleet.spot_nodes):
@@ -102,9 +103,7 @@ def simulated_seconds_per_iteration(config: RunConfig, costs: CostModel, iterati
     def note(report: IterationReport) -> None:
         ends.append(executor.calendar.now)
 
-    scheduler = RequestScheduler(
-        SchedulingRules(lease_seconds=fleet.lease_seconds, max_attempts=fleet.max_attempts)
-    )
+    scheduler = RequestScheduler(SchedulingRules.of(fleet), build_order(fleet.order))
     run_in_virtual_time(
         simulate_iterations(phases, state, WARM_UP_ITERATIONS + iterations, note),
         scheduler,
@@ -138,5 +137,6 @@ def simulated_cost(
         run=run,
         iterations=crossed,
         seconds_per_iteration=simulated_seconds_per_iteration(config, costs),
-        usd_per_hour=fleet.reserved_nodes * prices["reserved"] + fleet.spot_nodes * prices.get("spot", 0.0),
+        usd_per_hour=fleet.gpus_per_node
+        * (fleet.reserved_nodes * prices["reserved"] + fleet.spot_nodes * prices.get("spot", 0.0)),
     )

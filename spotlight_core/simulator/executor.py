@@ -102,12 +102,14 @@ class SimExecutor:
         work: Work | None = None,
         commit_every_steps: int = 0,
         grace_seconds: float = 30.0,
+        gpus_per_node: int = 1,
     ) -> None:
         self.calendar = Calendar()
         self._costs = costs
         self._work = work or NoWork()
         self._commit_every_steps = commit_every_steps
         self._grace_seconds = grace_seconds
+        self._gpus_per_node = gpus_per_node
         self._running: dict[str, _Running] = {}
         self._queued: dict[SPGroup, _Running] = {}
         self._waiting: dict[str, Submission] = {}
@@ -143,7 +145,8 @@ class SimExecutor:
         self._present.add(node)
         points = self._market.points_of(node, since)
         self._watchers[node, incarnation] = ReplayWatcher(points, self._grace_seconds)
-        joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=1, started_at=at)
+        gpus = self._gpus_per_node
+        joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=gpus, started_at=at)
         self.calendar.add(at + self._costs.boot_seconds, joined)
 
     def replay(self, points: Sequence[ProgressPoint]) -> None:
@@ -316,6 +319,8 @@ class SimExecutor:
     def _follow_trace(self, running: _Running) -> None:
         """Arm the trace's point for this request, if there is one."""
         start = running.start
+        if start.group.ranks[0] != 0:  # one rank follows the trace: what it strikes is the node
+            return
         watcher = self._watchers[start.group.node, start.group.generation]
         watcher.begin(start.request)
         for step in (0, *range(start.from_denoise_step + 1, start.request.fidelity.denoise_steps)):

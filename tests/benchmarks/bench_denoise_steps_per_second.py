@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from spotlight_core.config import RunConfig
+from spotlight_core.deciders import build_decider
 from spotlight_core.diffusion.engine import DenoiseEngine
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.executor.cluster import RayCluster
@@ -23,9 +24,6 @@ from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import reap
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.recipes import load_recipe
-from spotlight_core.scheduling.records import SchedulingRules
-from spotlight_core.scheduling.requests import RequestScheduler
-from spotlight_core.tensor_store import TensorStore
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.store import WeightStore
 from tests.benchmarks import Measurement
@@ -91,11 +89,16 @@ def measure() -> Measurement:
         folder = Path(scratch)
         inbox = Inbox(epoch=0)
         cluster = RayCluster(run_id)
-        store, node_log = TensorStore(folder / "tensor_store"), NodeLog(folder=folder / "nodes")
-        executor = RayExecutor(cluster=cluster, inbox=inbox, tensor_store=store, node_log=node_log)
+        executor = RayExecutor(
+            cluster=cluster,
+            inbox=inbox,
+            store_url=str(folder / "tensor_store"),
+            node_log=NodeLog(folder=folder / "nodes"),
+            config=config,
+        )
         fleet = LiveFleet(config=config, cluster=cluster, executor=executor, inbox=inbox, run_folder=folder)
         coordinator = Coordinator(
-            decider=RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3)),
+            decider=build_decider(config),
             nodes=executor,
             inbox=inbox,
             journal=Journal(folder / "journal.jsonl"),

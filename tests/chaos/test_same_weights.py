@@ -114,7 +114,8 @@ def test_a_live_run_replayed_from_its_decision_log_ends_with_its_weights(runs: P
     live = ("--override", "decisions=live", "--override", "exploration_deadline_seconds=0.3")
     first = train(runs, "live", *live, recipe="embedded")
     decided = list(read_records(RunFolder(runs / "live").decisions))
-    assert not all(all(decision["complete"].values()) for decision in decided[:-1]), "the deadline cut nothing"
+    whole = [all(decision["complete"].values()) for decision in decided[:-1]]
+    assert not all(whole), "the deadline cut nothing off"
 
     trace = str(runs.parent / "trace.jsonl")
     again = train(runs, "replayed", "--replay", "live", "--trace", trace, recipe="embedded")

@@ -117,6 +117,19 @@ def train(runs: Path, name: str, *options: str, recipe: str = "mini") -> str:
     return digest
 
 
+def spotlight(runs: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and all that another command says of the runs in ``runs``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments, "--runs", str(runs)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
 def nothing_left(folder: RunFolder) -> None:
     assert run_processes(folder.run_id) == []
     assert not ray_folder(folder.run_id).exists()
@@ -145,10 +158,14 @@ def started(runs: Path, name: str, *options: str, errors: bool = False) -> "subp
         env=environment(),
     )
     log, deadline = RunFolder(runs / name).iterations, time.monotonic() + START_SECONDS
-    while sum(1 for _ in read_records(log)) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    try:
+        while sum(1 for _ in read_records(log)) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    except AssertionError:
+        process.kill()  # its coordinator ends by itself
+        raise
     return process
 
 
@@ -179,7 +196,7 @@ def in_phase(phase: Phase, iteration: int) -> Callable[[RunFolder], bool]:
         changes = [
             json.loads(line)
             for line in folder.journal.read_text().split("\n")[:-1]
-            if '"word": "PhaseChanged"' in line
+            if '"word":"PhaseChanged"' in line
         ]
         return bool(changes) and (changes[-1]["phase"], changes[-1]["iteration"]) == (phase, iteration)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from spotlight_core.events import Lost
 from spotlight_core.executor.processes import run_processes
-from spotlight_core.market.ledger import recompute_usd
+from spotlight_core.journal import read_words
+from spotlight_core.market.node_records import recompute_usd
 from spotlight_core.market.prices import PriceBook
 from tasks.run_folder import RunFolder, read_records
 from tasks.tracking import TrackedRun, prepare
@@ -116,16 +118,22 @@ def test_nothing_is_left_fifteen_seconds_after_a_signal(runs: Path, signals: lis
     if len(signals) == 1:
         stops = [list(read_records(log))[-1]["event"] for log in folder.nodes.glob("*.jsonl")]
         assert stops == ["stop"] * 3
+        ends = [word.cause for word in read_words(folder.journal) if isinstance(word, Lost)]
+        assert ends == ["shutdown"] * 3
+        assert not folder.coordinator.exists()
         assert json.loads(folder.run_json.read_text())["status"] == "interrupted"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("part", "mark"), [("Prefect API", "prefect.server.api"), ("Ray head", "gcs_server")]
+    ("part", "mark"),
+    [
+        ("Prefect API", "prefect.server.api"),
+        ("Ray head", "gcs_server"),
+        ("coordinator", "coordinator_process"),
+    ],
 )
-def test_a_run_whose_server_dies_ends_with_a_word_and_leaves_nothing(
-    runs: Path, part: str, mark: str
-) -> None:
+def test_a_run_whose_part_dies_ends_with_a_word_and_leaves_nothing(runs: Path, part: str, mark: str) -> None:
     name = part.replace(" ", "-")
     process = started(runs, name, "--override", "iterations=300", errors=True)
     folder = RunFolder(runs / name)

@@ -11,14 +11,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from spotlight_core.config import RunConfig
+from spotlight_core.deciders import build_decider
 from spotlight_core.events import Event, Start
-from spotlight_core.market.ledger import CostLedger, recompute_usd
+from spotlight_core.journal import read_words
+from spotlight_core.market.ledger import CostLedger
+from spotlight_core.market.node_records import recompute_usd
 from spotlight_core.market.prices import PriceBook
-from spotlight_core.scheduling.records import SchedulingRules
-from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.types import Decision
-from tasks.recovery import journal_words
 from tasks.run_folder import RunFolder, read_records
 from tests.flows.live import nothing_left, one_value_each, train, write_inputs
 from tests.parity.conftest import COSTS, virtual_run
@@ -70,7 +70,7 @@ def test_a_run_from_prompts_to_trained_weights(whole: RunFolder) -> None:
 
     # Dollars three times: the ledger's, folded from the journal, and summed from the nodes' own logs.
     prices = PriceBook({"reserved": 10.08, "spot": 2.87})
-    ledger = CostLedger.replayed(prices, journal_words(folder))
+    ledger = CostLedger.replayed(prices, read_words(folder.journal))
     own = recompute_usd(folder.nodes, prices, now=0.0)
     assert facts["usd_total"] == pytest.approx(ledger.usd(ledger.last_at), abs=1e-9)
     assert sum(own.values()) == pytest.approx(facts["usd_total"], abs=1e-9)
@@ -91,14 +91,13 @@ def test_a_run_from_prompts_to_trained_weights(whole: RunFolder) -> None:
 
 def test_the_journal_replays_to_identical_commands(whole: RunFolder) -> None:
     config = RunConfig.model_validate_json(whole.recipe.read_text())
-    rules = SchedulingRules(lease_seconds=config.fleet.lease_seconds, max_attempts=config.fleet.max_attempts)
-    scheduler = RequestScheduler(rules)
-    recorded = list(journal_words(whole))
+    decider = build_decider(config)
+    recorded = list(read_words(whole.journal))
 
     replayed: list[object] = []
     for word in recorded:
         if isinstance(word, Event):
-            replayed += [word, *scheduler.decide(word)]
+            replayed += [word, *decider.decide(word)]
 
     assert any(isinstance(word, Start) for word in recorded)
     assert replayed == recorded
@@ -124,7 +123,7 @@ def test_preemptions_change_nothing_in_the_weights(runs: Path) -> None:
 
     assert rough == calm
     folder = RunFolder(runs / "rough")
-    ledger = CostLedger.replayed(PriceBook({"reserved": 10.08, "spot": 2.87}), journal_words(folder))
+    ledger = CostLedger.replayed(PriceBook({"reserved": 10.08, "spot": 2.87}), read_words(folder.journal))
     assert sorted(preemption.cause for preemption in ledger.preemptions) == ["killed", "notice"]
     assert ledger.resumed_requests == 1
     assert ledger.recomputed_requests == 1

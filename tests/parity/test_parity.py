@@ -15,7 +15,7 @@ from tests.parity.conftest import COSTS, PREEMPTIONS, VirtualRun, small_recipe, 
 def words(run: VirtualRun) -> list[dict[str, object]]:
     """The run's words without digests and refs, which name contents and not decisions."""
     return [
-        {key: value for key, value in to_dict(word).items() if key not in ("digest", "ref")}
+        {key: value for key, value in to_dict(word).items() if key not in ("digest", "ref", "state_digest")}
         for word in run.words
     ]
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 from spotlight_core.errors import BadInputError
-from spotlight_core.market.ledger import recompute_usd
+from spotlight_core.market.node_records import recompute_usd
 from spotlight_core.market.prices import PriceBook
 from tasks import report_sections as sections
 from tasks.report_data import overlap_share, paired_mean, read_run, student_t_975
@@ -74,7 +74,9 @@ def test_opens_offline_and_alone(page: str) -> None:
 def test_charts_are_valid_plotly_and_show_every_node(page: str) -> None:
     charts = figures(page)
     timelines = {"timeline", "timeline_whole"}
-    assert set(charts) == {"score_iterations", "score_usd", "contrast", "correlation"} | timelines
+    assert (
+        set(charts) == {"score_iterations", "score_usd", "contrast", "correlation", "preemptions"} | timelines
+    )
     # The page resolves colours named @...; any colour will do to check the rest.
     for chart in json.loads(re.sub(r'"@\w+"', '"#123456"', json.dumps(charts))).values():
         go.Figure(data=chart["data"], layout=chart["layout"])

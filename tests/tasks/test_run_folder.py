@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from spotlight_core.errors import BadInputError
+from spotlight_core.journal import drop_cut_line
 from tasks.run_folder import (
     RunFolder,
     append_record,
     check_writable,
-    drop_cut_line,
     keep_records,
     read_records,
     write_json,

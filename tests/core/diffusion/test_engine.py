@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from spotlight_core.arrays import Arrays, arrays_digest, from_bytes, to_bytes
 from spotlight_core.config import (
     CpsConfig,
     DanceSdeConfig,
@@ -14,15 +15,7 @@ from spotlight_core.config import (
     OdeConfig,
     SamplerConfig,
 )
-from spotlight_core.diffusion.engine import (
-    Arrays,
-    DenoiseEngine,
-    Generated,
-    Paused,
-    arrays_digest,
-    from_bytes,
-    to_bytes,
-)
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated, Paused
 from spotlight_core.diffusion.model import TextEmbeddings
 from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
 from spotlight_core.diffusion.samplers import build_sde

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from spotlight_core.events import Event, Lost, NodeJoined, to_dict
-from spotlight_core.executor.fleet import bury_open_nodes
+from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 
 

@@ -1,8 +1,7 @@
 """The cost ledger, word by word: who is billed for what, and what was lost."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from spotlight_core import events as ev
 from spotlight_core.errors import BadInputError, FleetError
@@ -86,7 +85,16 @@ def test_a_kill_loses_the_time_since_the_last_commit() -> None:
     assert (preemption.cause, preemption.at, preemption.stopped_at) == ("killed", 16.0, 16.0)
     assert preemption.in_flight == (
         Interrupted(
-            request="r", kind="rollout", outcome="resumed", from_denoise_step=4, node="s1", waited_seconds=0.0
+            request="r",
+            kind="rollout",
+            lease="L1",
+            saved_denoise_step=4,
+            denoise_steps_lost=pytest.approx(2.0),
+            lost_gpu_seconds=2.0,
+            outcome="resumed",
+            from_denoise_step=4,
+            node="s1",
+            waited_seconds=0.0,
         ),
     )
     assert preemption.lost_gpu_seconds == 2.0

@@ -1,17 +1,18 @@
 """The cost ledger over whole journals: time is tiled, and dollars are those of the nodes' own logs."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spotlight_core import events as ev
 from spotlight_core.errors import BadInputError
-from spotlight_core.market.ledger import CostLedger, Word, recompute_usd
+from spotlight_core.market.ledger import CostLedger, Word
+from spotlight_core.market.node_records import recompute_usd
 from tests.core.market.words import PRICES, committed, finished, joined, lost, phase, request, start, tick
 
 
@@ -141,8 +142,8 @@ def test_recompute_takes_the_first_of_two_stops_and_refuses_nonsense(tmp_path: P
     log = tmp_path / "s0-2.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in (begin, *stops)), encoding="utf-8")
     assert recompute_usd(tmp_path, PRICES, 9999.0) == {"spot": pytest.approx(2.87, abs=1e-15)}
-    log.write_text(json.dumps(begin) + "\n{torn", encoding="utf-8")
-    with pytest.raises(BadInputError, match=r"s0-2\.jsonl:2 is not a node's start or stop"):
+    log.write_text(json.dumps(begin) + "\n{torn\n", encoding="utf-8")
+    with pytest.raises(BadInputError, match=r"s0-2\.jsonl:2 is no record of a node"):
         recompute_usd(tmp_path, PRICES, 9999.0)
     log.write_text(json.dumps(stops[0]) + "\n", encoding="utf-8")
     with pytest.raises(BadInputError, match=r"s0-2\.jsonl:1 .*before any start"):

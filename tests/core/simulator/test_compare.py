@@ -12,9 +12,9 @@ from spotlight_core.simulator.compare import (
 )
 from tests.parity.conftest import COSTS, small_recipe
 
-# Load 0.02, four requests of 2 seeds one after the other (launch 0.001, five steps of 0.003 + 2 x 0.0005),
-# the last one's scoring 2 x 0.004, training 1.
-ALONE_SECONDS = 0.02 + 4 * (0.001 + 5 * 0.004) + 2 * 0.004 + 1.0
+# Load 0.02, four requests of 2 seeds one after the other (five steps of 0.003 + 2 x 0.0005; launch 0.001
+# for the first alone, since the others are handed over early), the last one's scoring 2 x 0.004, training 1.
+ALONE_SECONDS = 0.02 + 0.001 + 4 * 5 * 0.004 + 2 * 0.004 + 1.0
 
 
 def records(*scores: float) -> list[dict[str, object]]:
@@ -37,8 +37,8 @@ def test_exploration_beside_training_costs_nothing_and_behind_it_costs_time() ->
     # Beside one second of training, both spot nodes finish 6 requests of 4 seeds and 4 computed steps.
     assert spot == pytest.approx(plain, abs=0.03)
     alone = simulated_seconds_per_iteration(small_recipe("fleet.spot_nodes=0"), COSTS)
-    explored = 6 * (0.001 + 4 * (0.003 + 4 * 0.0005)) + 4 * 0.004
-    audited = 3 * (0.001 + 5 * 0.004) / 4  # the other 6 of 8 seeds of one prompt, every fourth iteration
+    explored = 0.001 + 6 * 4 * (0.003 + 4 * 0.0005) + 4 * 0.004
+    audited = 3 * 5 * 0.004 / 4  # the other 6 of 8 seeds of one prompt, every fourth iteration
     assert alone == pytest.approx(ALONE_SECONDS + explored + audited, rel=1e-9)
 
 

@@ -39,7 +39,7 @@ def run(*requests: GenerationRequest, cancel: bool = False) -> tuple[list[object
         for occasion in submission.occasions.values():
             await occasion
 
-    scheduler = RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3))
+    scheduler = RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3, nodes_seconds=60))
     run_in_virtual_time(client(), scheduler, executor, words.append)
     return words, executor
 
@@ -67,7 +67,7 @@ def test_a_run_that_can_never_go_on_says_so_and_an_alarm_stops_it() -> None:
     async def client() -> None:
         await executor.submit([request("a")]).occasions[request("a").id]
 
-    scheduler = RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3))
+    scheduler = RequestScheduler(SchedulingRules(lease_seconds=60, max_attempts=3, nodes_seconds=60))
     with pytest.raises(FleetError, match="no node for 60 s, and 1 requests wait"):
         run_in_virtual_time(client(), scheduler, executor, lambda word: None)
     with pytest.raises(FleetError, match="two results differ"):
