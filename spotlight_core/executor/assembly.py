@@ -48,6 +48,8 @@ def assemble(config: RunConfig, run_folder: Path, run_id: str, inbox: Inbox) -> 
     def observe(word: Word) -> None:
         if isinstance(word, PhaseChanged):
             fleet.on_phase(word.phase, word.iteration)
+            if word.phase == "rollout":
+                executor.store.forget_before(word.iteration)
 
     return Parts(
         decider=build_decider(

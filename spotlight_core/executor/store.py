@@ -190,6 +190,10 @@ class KeptStore:
             self._committed.discard(request)
             self._keeper.discard.remote([request])
 
+    def forget_before(self, iteration: int) -> None:
+        """An iteration began: no request of an earlier one resumes any more.  From any thread."""
+        self._loop.call(lambda: self._keeper.forget_before.remote(iteration))
+
     # -- on the loop ----------------------------------------------------------------------------------
 
     def _watch(self, keeper: Any) -> None:

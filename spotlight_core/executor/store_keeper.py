@@ -79,6 +79,10 @@ class StoreKeeper:
                 self._newest.pop(request, None)
                 self._store.discard(request)
 
+    def forget_before(self, iteration: int) -> None:
+        """Forget what came too late to be discarded with its request."""
+        self._store.forget_before(iteration)
+
     def usage(self) -> StoreUsage:
         """The store's own record of what it holds."""
         return self._store.usage()

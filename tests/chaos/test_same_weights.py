@@ -17,18 +17,19 @@ from tests.flows.live import nothing_left, spotlight, train
 # The quickstart in all but its length: its model, losses, batches, window and exploration.
 RECIPE = """
 extends = "quickstart"
-iterations = 6
+iterations = 9
 [data]
 prompts_per_iteration = 6
 [exploration]
-seeds_per_prompt = 24
+seeds_per_prompt = 16
 seeds_per_request = 8
 [evaluation]
-every = 3
+every = 9
 images = 48
 final_images = 96
 [fleet]
 trace = "none"
+spot_nodes = 4
 """
 
 
@@ -46,20 +47,17 @@ TRACE = [
     # Two at once, one of them without notice.
     strike("notice", 0, "rollout", "spot-0", 1, 3),
     strike("kill", 0, "rollout", "spot-1", 1, 3),
-    back(1, "spot-0"),
-    back(1, "spot-1"),
-    # At a boundary where a commit has just begun, which is every second one.
-    strike("kill", 1, "rollout", "spot-0", 1, 6),
-    # Beside training, with notice; spot-1 alone is left then, with a request under way and one in hand.
-    strike("notice", 2, "explore", "spot-1", 1, 2),
-    back(2, "spot-0"),
-    back(3, "spot-1"),
-    strike("kill", 3, "explore", "spot-0", 2, 5),
-    strike("kill", 3, "explore", "spot-1", 3, 1),
-    back(4, "spot-0"),
-    back(4, "spot-1"),
-    strike("notice", 5, "rollout", "spot-0", 1, 9),
-    strike("notice", 5, "rollout", "spot-1", 1, 1),
+    # Beside training.
+    strike("notice", 1, "explore", "spot-2", 1, 2),
+    # The only spot node left, which holds a request and another in hand, while a commit is under way:
+    # one begins at every second step.
+    strike("kill", 2, "explore", "spot-3", 2, 6),
+    *(back(2, "spot-0"), back(2, "spot-1"), back(3, "spot-2"), back(3, "spot-3")),
+    # They boot for some iterations.
+    strike("kill", 7, "explore", "spot-0", 1, 5),
+    strike("kill", 7, "explore", "spot-1", 1, 1),
+    strike("notice", 8, "rollout", "spot-2", 1, 1),
+    strike("notice", 8, "rollout", "spot-3", 1, 9),
 ]
 
 

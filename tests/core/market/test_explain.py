@@ -47,6 +47,20 @@ def test_a_notice_saves_everything_and_says_where_it_went_on() -> None:
     assert (one.denoise_steps_lost, one.exact, one.lost_gpu_seconds, one.lost_usd) == (0.0, True, 0.0, 0.0)
 
 
+def test_a_strike_that_was_written_down_counts_even_where_the_last_commit_was_told_after_the_loss() -> None:
+    words: list[Word] = [
+        *PACE,
+        tick(10.0),
+        start("L1", request("r"), "s0"),
+        committed("L1", 16.0, 4, released=False),
+        lost("s0", 16.0),
+        start("L2", request("r"), "s1", step=4),
+    ]
+    strikes = {"L1": Strike(at=16.0, lease="L1", request="r", denoise_step=6)}
+    (one,) = explain(words, PRICES, strikes).preemptions
+    assert (one.denoise_steps_lost, one.exact) == (2.0, True)
+
+
 def killed() -> list[Word]:
     return [
         *PACE,
