@@ -111,7 +111,7 @@ class RayCluster:
                 namespace=self.run_id,
                 log_to_driver=False,
                 configure_logging=False,
-                _node_ip_address=HOST,
+                _node_ip_address=self._host_of(HEAD[0]),
             )
         self._connected = True
 
@@ -215,7 +215,7 @@ class RayCluster:
             include_log_monitor=False,
             include_dashboard=False,
             temp_dir=str(self.folder),
-            node_ip_address=HOST,
+            node_ip_address=self._host_of(name),
             # Named here: Ray numbers them by what it finds, and nodes that boot at once find the same.
             raylet_socket_name=str(sockets / f"{name}-{incarnation}.r"),
             plasma_store_socket_name=str(sockets / f"{name}-{incarnation}.p"),
@@ -238,6 +238,10 @@ class RayCluster:
             self._booting.discard((name, incarnation))
             self._nodes[name, incarnation] = node
         return node
+
+    def _host_of(self, name: str) -> str:
+        """The address that a node's processes have: all are on this machine."""
+        return HOST
 
     def _make_folder(self) -> None:
         try:

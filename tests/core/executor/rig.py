@@ -103,13 +103,14 @@ def live_rig(
     trace: ProgressTrace | ClockTrace | None = None,
     steps: int = STEPS,
     patient: bool = True,
+    cluster: RayCluster | None = None,
     **fleet: Any,
 ) -> Iterator[Rig]:
     """A started rig; ``fleet`` are settings of ``[fleet]``.
 
     Not ``patient``: nodes that fail are rented again at once, since a measurement is no reclaim storm.
     """
-    rig = make_rig(folder, run_id, trace, steps, patient, **fleet)
+    rig = make_rig(folder, run_id, trace, steps, patient, cluster, **fleet)
     rig.coordinator.start()
     try:
         rig.fleet.start()
@@ -126,6 +127,7 @@ def make_rig(
     trace: ProgressTrace | ClockTrace | None,
     steps: int = STEPS,
     patient: bool = True,
+    cluster: RayCluster | None = None,
     **fleet: Any,
 ) -> Rig:
     torch.manual_seed(0)
@@ -141,7 +143,7 @@ def make_rig(
     weights = build_model(config.model, "rollout").transformer.state_dict()
     policy = WeightStore(folder / "weights").publish("old", 0, weights)
     inbox, words = Inbox(epoch=1), list[Word]()
-    cluster = RayCluster(run_id)
+    cluster = cluster or RayCluster(run_id)
     executor = RayExecutor(
         cluster=cluster,
         inbox=inbox,
