@@ -1,10 +1,8 @@
 """What two runs would cost on nodes of their own, up to the target: `spotlight compare`."""
 
-import json
-
 from rich.table import Table
 
-from spotlight_core.config import RunConfig
+from flows.targets import begun_recipe
 from spotlight_core.costs import CostModel, from_records
 from spotlight_core.simulator.compare import Comparison, SimulatedCost, simulated_cost
 from tasks.run_folder import RunFolder, read_records
@@ -27,8 +25,7 @@ def _costs(run: RunFolder) -> CostModel:
 
 
 def _simulated(run: RunFolder, costs: CostModel) -> SimulatedCost:
-    config = RunConfig.model_validate(json.loads(run.recipe.read_text(encoding="utf-8")))
-    return simulated_cost(run.name, config, list(read_records(run.iterations)), costs)
+    return simulated_cost(run.name, begun_recipe(run), list(read_records(run.iterations)), costs)
 
 
 def comparison_table(comparison: Comparison) -> Table:

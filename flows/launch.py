@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 from flows.reaper import reap_after_exit
 from flows.targets import Target, chosen_weights
 from spotlight_core.config import RunConfig
+from spotlight_core.durable import write_text
 from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.executor.processes import reap, run_environment
 from spotlight_core.types import PromptRow
 from tasks.display import Display
 from tasks.logs import log_to, stop_logging
 from tasks.recovery import held
-from tasks.run_folder import RunFolder, write_text
+from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
 
 if TYPE_CHECKING:

@@ -64,7 +64,9 @@ def check_run(
     if config.replay is not None:
         check_replay(config, RunFolder(config.replay))
     check_notices(config.fleet.notices)
-    check_url(store_url(config.fleet.store, folder.path, folder.run_id))
+    check_url(store_url(config.fleet.store, folder.path, folder.run_id), try_it=not dry_run)
+    if dry_run and config.fleet.store.url is not None:
+        notes.append(f"fleet.store.url = {config.fleet.store.url} is tried when the run starts")
     _check_ports(config)
     for lacks in (*_missing_keys(config), *_machine_faults(config, folder)):
         if not dry_run:
@@ -89,7 +91,8 @@ def check_folder(folder: RunFolder, *, resume: bool, fresh: bool) -> None:
         raise BadInputError(
             f"no run to resume in {folder.path}", "drop --resume to start it, or check --name and --runs"
         )
-    finished = folder.facts().get("status") == "finished"
+    # A run that is replaced may hold anything.
+    finished = not fresh and folder.facts().get("status") == "finished"
     if resume and finished:
         raise BadInputError(
             f"run {folder.name} has finished", f"see {folder.report}, or start another --name"

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.targets import begun_recipe, existing_run
+from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import RunConfig
+from spotlight_core.data.prompts import read_prompts
+from spotlight_core.data.requirements import row_checks
+from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.errors import BadInputError
 from spotlight_core.exploration.decision_log import read_decision_log
 from spotlight_core.recipe_differences import (
@@ -53,7 +57,11 @@ def check_replay(config: RunConfig, folder: RunFolder) -> None:
         f"run {folder.name}, whose decisions are replayed, was begun",
         "replay it under its own recipe: only fleet, services, prices and name may differ",
     )
-    read_decision_log(folder.decisions, config.iterations)
+    log = read_decision_log(folder.decisions, config.iterations)
+    prompts = read_prompts(config.data.prompts, "train", row_checks(config))
+    planner = BatchPlanner(config=config, sampler=GroupSampler(prompts=prompts, rng_seed=config.rng_seed))
+    for iteration in range(1, config.iterations):
+        log.batch(planner.plain(iteration, iteration * config.data.prompts_per_iteration))
 
 
 def _refuse(differing: Sequence[Difference], who: str, remedy: str) -> None:

@@ -110,10 +110,14 @@ def begun_recipe(folder: RunFolder) -> RunConfig:
     """The resolved recipe that a run was begun with.
 
     Raises:
-        BadInputError: it was written by another version.
+        BadInputError: it was written by another version, or cannot be read.
     """
     try:
-        return RunConfig.model_validate_json(folder.recipe.read_text(encoding="utf-8"))
+        return RunConfig.model_validate_json(folder.recipe.read_bytes())
+    except OSError as error:
+        raise BadInputError(
+            f"cannot read {folder.recipe} ({error})", "restore it, or name another run"
+        ) from error
     except ValidationError as error:
         raise BadInputError(
             f"{folder.recipe} does not fit this version ({error.error_count()} faults)",

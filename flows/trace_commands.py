@@ -59,9 +59,9 @@ def generate(
     """Write a seeded synthetic trace, which `spotlight train --trace` replays."""
     from flows.preflight import check_file
     from flows.trace_view import one_line
+    from spotlight_core.durable import write_text
     from spotlight_core.market.generator import MarketModel, bamboo_csv, generated_trace
     from spotlight_core.market.trace_summary import summarised
-    from tasks.run_folder import write_text
 
     model = MarketModel(
         nodes=nodes,

@@ -18,6 +18,7 @@ from spotlight_core.types import GenerationRequest, PolicyVersion
 
 Phase = Literal["rollout", "train", "remainder", "publish", "evaluate"]
 Outcome = Literal["done", "aborted", "cancelled"]
+Fault = Literal["request", "node", "nobody"]
 NodeKey = tuple[str, int]  # name and incarnation
 
 
@@ -82,14 +83,17 @@ class Committed(Event, frozen=True, kw_only=True, gc=False):
 
 
 class Failed(Event, frozen=True, kw_only=True, gc=False):
-    """A lease ended in an error; ``retryable`` unless the request itself is at fault.
+    """A lease ended without a result.
 
-    ``commit_lost``: what it was to resume from is damaged, so it has to be recomputed.
+    ``fault``: of the ``request``, which would fail anywhere and is given up; of the ``node``, or nobody
+    knows, so that it is counted against both and tried elsewhere; of ``nobody``: it was abandoned, or
+    the Tensor Store was away, so nothing is counted.
+    ``commit_lost``: what the lease was to resume from is damaged, so the request has to be recomputed.
     """
 
     lease: str
     error: str
-    retryable: bool
+    fault: Fault
     commit_lost: bool = False
 
 
@@ -110,12 +114,27 @@ class NodeJoined(Event, frozen=True, kw_only=True, gc=False):
     started_at: float
 
 
+class Withdrawn(Event, frozen=True, kw_only=True, gc=False):
+    """The market no longer has the machine that it offered."""
+
+    node: str
+    pool: str
+
+
 class BootFailed(Event, frozen=True, kw_only=True, gc=False):
-    """What ``Acquire`` asked for did not come up."""
+    """What ``Acquire`` asked for did not come up.
+
+    A life that was billed all the same has its ``incarnation``, ``gpus`` and ``started_at`` to
+    ``stopped_at`` (its own log's wall-clock seconds); None and 0 when nothing began.
+    """
 
     node: str
     pool: str
     error: str
+    incarnation: int = 0
+    gpus: int = 0
+    started_at: float | None = None
+    stopped_at: float | None = None
 
 
 class Notice(Event, frozen=True, kw_only=True, gc=False):
@@ -228,11 +247,10 @@ class Acquire(Command, frozen=True, kw_only=True, gc=False):
 
 
 class Drain(Command, frozen=True, kw_only=True, gc=False):
-    """A node leaves by ``by``: nothing else is to be placed on it."""
+    """The fleet no longer wants a node: it gets a notice of ours, with the fleet's grace."""
 
     node: str
     incarnation: int
-    by: float
 
 
 class Release(Command, frozen=True, kw_only=True, gc=False):
@@ -266,7 +284,18 @@ Word = Event | Command
 
 EVENTS: tuple[type[Event], ...] = (
     *(Submitted, PhaseChanged, Started, Finished, Committed, Failed, Timer, Cancelled),
-    *(Offered, NodeJoined, BootFailed, Notice, Lost, WeightsLoaded, LoadFailed, ActorLost, ActorReady),
+    *(
+        Offered,
+        Withdrawn,
+        NodeJoined,
+        BootFailed,
+        Notice,
+        Lost,
+        WeightsLoaded,
+        LoadFailed,
+        ActorLost,
+        ActorReady,
+    ),
 )
 COMMANDS: tuple[type[Command], ...] = (
     *(Start, Yield, Abandon, Load, Acquire, Drain, Release, SetTimer, Settle, Alarm),
@@ -288,13 +317,3 @@ def decode(line: bytes | str) -> Any:
         msgspec.ValidationError, msgspec.DecodeError: the line is no word.
     """
     return _DECODER.decode(line)
-
-
-def to_dict(word: Word) -> dict[str, Any]:
-    """A JSON-ready dict with the word's name under ``word``."""
-    return dict(msgspec.to_builtins(word))
-
-
-def from_dict(record: dict[str, Any]) -> Any:
-    """The inverse of ``to_dict``; validates every field."""
-    return msgspec.convert(record, _ANY_WORD)

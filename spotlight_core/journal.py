@@ -12,6 +12,7 @@ import msgspec
 
 from spotlight_core.errors import BadInputError
 from spotlight_core.events import Event, Word, decode
+from spotlight_core.log_lines import whole_lines
 
 _BLOCK = 1 << 16
 
@@ -22,24 +23,32 @@ def read_words(path: Path) -> Iterator[Word]:
     Raises:
         BadInputError: a line that is no word (names it), or ``path`` is not a file.
     """
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise BadInputError(f"the journal {path} is not a file", "move what is there away")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n") or not line.strip():
-                continue
+    _check_file(path)
+    for number, line in enumerate(whole_lines(path), start=1):
+        if line.strip():
             yield _word(line, f"{path}:{number}")
 
 
-def last_position(path: Path) -> tuple[int, int]:
-    """Epoch and seq of the last event, ``(-1, 0)`` when there is none."""
-    position = (-1, 0)
-    for word in read_words(path):
-        if isinstance(word, Event):
-            position = (word.epoch, word.seq)
-    return position
+def last_event(path: Path) -> Event | None:
+    """The last event of a journal, None when there is none; read from the end, for a long run's is large.
+
+    Raises:
+        BadInputError: a line that is no word (names its place in bytes), or ``path`` is not a file.
+    """
+    _check_file(path)
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        end = _after_last_newline(file, file.seek(0, os.SEEK_END))
+        while end > 0:
+            begin = _after_last_newline(file, end - 1)
+            file.seek(begin)
+            line, place = file.read(end - begin), f"{path} at byte {begin}"
+            end = begin
+            word = _word(line, place) if line.strip() else None
+            if isinstance(word, Event):
+                return word
+    return None
 
 
 class JournalFollower:
@@ -55,22 +64,22 @@ class JournalFollower:
         Each line counts as read once its word was taken.
 
         Raises:
-            BadInputError: a line is no word (names its place in bytes).
+            BadInputError: a line is no word (names its place in bytes), or the path is not a file.
         """
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # still being written, or cut off by a kill
-                    return
-                begin, self._offset = self._offset, self._offset + len(line)
-                if line.strip():
-                    yield _word(line, f"{self.path} at byte {begin}")
+        _check_file(self.path)
+        for line in whole_lines(self.path, self._offset):
+            begin, self._offset = self._offset, self._offset + len(line)
+            if line.strip():
+                yield _word(line, f"{self.path} at byte {begin}")
 
 
 def drop_cut_line(path: Path) -> None:
-    """Cut what a kill left behind the last whole line of an append-only log; none is fine too."""
+    """Cut what a kill left behind the last whole line of an append-only log; none is fine too.
+
+    Raises:
+        BadInputError: ``path`` is not a file.
+    """
+    _check_file(path)
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -91,6 +100,11 @@ def _after_last_newline(file: BinaryIO, end: int) -> int:
             return begin + found + 1
         end = begin
     return 0
+
+
+def _check_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise BadInputError(f"the log {path} is not a file", "move what is there away")
 
 
 def _word(line: bytes, place: str) -> Word:

@@ -6,7 +6,6 @@ the remedy, and never a credential: what a cloud's library says is quoted withou
 
 import contextlib
 import errno
-import itertools
 import os
 import re
 import tempfile
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from spotlight_core.config.fleet import StoreConfig
+from spotlight_core.durable import fsync_folder, write_bytes
 from spotlight_core.errors import BadInputError, SpotlightError
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = ".tmp"
 _CLOCKS_SECONDS = 2.0  # by which a process's start and a file's time may disagree
-_counter = itertools.count()
 
 
 class Storage(Protocol):
@@ -70,20 +69,11 @@ class LocalStorage:
             missing = [place for place in (self._folder, *self._folder.parents) if not place.exists()]
             self._folder.mkdir(parents=True, exist_ok=True)
             for place in missing:  # a commit in a folder that a power cut undoes would be lost too
-                _sync(place.parent)
+                fsync_folder(place.parent)
 
     def write(self, name: str, data: bytes) -> None:
-        temporary = self._folder / f".{name}.{os.getpid()}.{next(_counter)}{_TEMPORARY}"
         with self._said(f"write {len(data)} bytes to"):
-            try:
-                with temporary.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(self._folder / name)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync(self._folder)  # without it the rename itself may not survive a power cut
+            write_bytes(self._folder / name, data)
 
     def read(self, name: str) -> bytes:
         with self._said(f"read {name} from"):
@@ -120,14 +110,6 @@ class LocalStorage:
             raise SpotlightError(
                 f"cannot {what} the Tensor Store's folder {self.where} ({reason})", remedy
             ) from error
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _still_writes(writer: int, temporary: Path) -> bool:
@@ -213,13 +195,18 @@ def store_url(config: StoreConfig, run_folder: Path, run_id: str) -> str:
     return str(_local_path(config.url) / run_id)
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, *, try_it: bool = True) -> None:
     """That commits can be kept there, tried with one small object; leaves nothing behind.
+
+    Without ``try_it`` only the address itself is looked at, and nothing behind it.
 
     Raises:
         BadInputError: an unknown scheme, a missing library, a folder or bucket that cannot be used.
     """
-    if _scheme(url) in _EXTRAS:
+    scheme = _scheme(url)
+    if not try_it:
+        return
+    if scheme in _EXTRAS:
         _tried(lambda: _probe(ObjectStorage(url)))
         return
     # The folder itself is not made: whatever exists above it decides.

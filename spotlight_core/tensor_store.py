@@ -56,6 +56,7 @@ class TensorStore:
         # Of the requests that share a remainder: what one of them writes and removes stays in order.
         self._request_locks = [threading.Lock() for _ in range(_LOCKS)]
         self._sizes: dict[str, dict[int, int]] = {}  # request key -> denoise step -> bytes
+        self._digests: dict[str, str] = {}  # by ref, of what this process wrote or has read for ``newest``
         storage.sweep()
         self._look()
 
@@ -87,11 +88,14 @@ class TensorStore:
         ref = _ref(key, next_denoise_step)
         with self._request_lock(key):
             with self._lock:
-                self._memory.drop(ref)  # from here on the storage may hold the one or the other
+                # From here on the storage may hold the one or the other.
+                self._memory.drop(ref)
+                self._digests.pop(ref, None)
             self._storage.write(ref, payload)
             with self._lock:
                 steps = self._sizes.setdefault(key, {})
                 steps[next_denoise_step] = len(payload)
+                self._digests[ref] = digest
                 # Higher steps stay: a node taken for lost may be late with one that is no longer the last.
                 older = sorted(step for step in steps if step < next_denoise_step)
                 leaving = older[: max(0, len(older) - self._kept_commits + 1)]
@@ -126,6 +130,29 @@ class TensorStore:
                 _RECOMPUTE,
             )
         return payload
+
+    def newest(self, request_id: str) -> tuple[int, str, str] | None:
+        """Denoise step, ref and digest of the request's commit with the highest step; None without any.
+
+        One that cannot be read is passed over.
+        """
+        key = _key(request_id)
+        with self._request_lock(key):
+            with self._lock:
+                steps = sorted(self._sizes.get(key, ()), reverse=True)
+            for step in steps:
+                ref = _ref(key, step)
+                with self._lock:
+                    digest = self._digests.get(ref)
+                try:
+                    digest = digest or payload_digest(self._storage.read(ref))
+                except (SpotlightError, SafetensorError) as error:
+                    log.warning("the commit %s is passed over: %s", ref, error)
+                    continue
+                with self._lock:
+                    self._digests[ref] = digest
+                return step, ref, digest
+        return None
 
     def discard(self, request_id: str) -> None:
         """Forget every commit of a request; none is fine too."""
@@ -179,6 +206,7 @@ class TensorStore:
                 continue
             with self._lock:
                 self._memory.drop(ref)
+                self._digests.pop(ref, None)
                 known = self._sizes[key]
                 del known[step]
                 if not known:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from spotlight_core.errors import FleetError
 from spotlight_core.events import Lost, NodeJoined, Word
 from spotlight_core.journal import JournalFollower
 from spotlight_core.market.ledger import CostLedger
@@ -32,6 +33,20 @@ class SpotNodes:
         else:
             return
         self._display.nodes(len(self._present))
+
+
+def check_ends(ledger: CostLedger) -> None:
+    """That no node is billed any more, once the fleet has been closed.
+
+    Raises:
+        FleetError: a node's end is not in the journal, so that what it cost is not known.
+    """
+    open_nodes = [bill.node for bill, _ in ledger.lives(0.0) if bill.stopped_at is None]
+    if open_nodes:
+        raise FleetError(
+            f"the end of {', '.join(open_nodes)} is not in the journal",
+            "continue with --resume: it ends what is left and counts it (see logs/coordinator.log)",
+        )
 
 
 class LiveLedger:

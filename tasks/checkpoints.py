@@ -24,11 +24,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from spotlight_core.config import RunConfig
+from spotlight_core.durable import fsync_folder
 from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.journal import drop_cut_line
 from spotlight_core.philox import SCHEME
 from spotlight_core.types import RunState
-from tasks.run_folder import RunFolder, fsync_folder, keep_records, write_json
+from tasks.run_folder import RunFolder, keep_records, write_json
 
 KEEP = 2
 _STATE, _TRAINER, _MANIFEST = "state.json", "trainer", "manifest.json"

@@ -13,12 +13,14 @@ from dataclasses import asdict
 from prefect import runtime
 
 from spotlight_core.diffusion.cpu import cpu_capability
+from spotlight_core.durable import write_text
 from spotlight_core.errors import SpotlightError
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.ledger_rows import csv_lines, ledger_rows
 from spotlight_core.types import Decision, Evaluation, IterationReport, RunState
 from spotlight_core.weights.digest import weights_digest
 from tasks import checkpoints
+from tasks.accounts import check_ends
 from tasks.artifacts import (
     ProgressArtifact,
     image_artifact,
@@ -31,7 +33,7 @@ from tasks.metrics import cost_metrics, evaluation_metrics, overlap_share, remai
 from tasks.phases import LivePhases
 from tasks.plant import Plant
 from tasks.reporting import write_report
-from tasks.run_folder import Record, append_record, read_records, write_text
+from tasks.run_folder import Record, append_record, read_records
 from tasks.tracking import TrackedRun, serve_command, target_metrics
 
 BASE = -1  # the "iteration" of the base model's evaluation
@@ -228,6 +230,7 @@ class LiveRun:
             {f"{kind}.{name}": tensor for kind, part in both.items() for name, tensor in part.items()}
         )
         self.plant.close_fleet()
+        self.plant.ledger.read(check_ends)
         assert self._tracked is not None
         records = list(read_records(self.folder.iterations))
         reached = target_metrics(records, self.config.evaluation.target)

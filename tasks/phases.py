@@ -173,10 +173,13 @@ class LivePhases:
             nothing: asyncio.Future[Mapping[str, tuple[SeedScore, ...]]] = asyncio.Future()
             nothing.set_result({})
             return nothing
-        generation = self._exploration = self._generate(requests)
+        live = self._config.decisions == "live"
+        # How long training takes is not known yet: it may have longer than this, and never less.
+        deadline_seconds = self._config.exploration_deadline_seconds if live else None
+        generation = self._exploration = self._generate(requests, deadline_seconds=deadline_seconds)
 
         async def work() -> Mapping[str, tuple[SeedScore, ...]]:
-            await generation.collect(allow_cancelled=self._config.decisions == "live")
+            await generation.collect(allow_cancelled=live)
             scores = await generation.scores()
             self.scores |= scores
             return explored_scores(generation.requests, scores)
@@ -313,9 +316,14 @@ class LivePhases:
         self._coordinator.change_phase(phase, iteration)
 
     def _generate(
-        self, requests: Sequence[GenerationRequest], keep: Sequence[str] = (), held_out: bool = False
+        self,
+        requests: Sequence[GenerationRequest],
+        keep: Sequence[str] = (),
+        held_out: bool = False,
+        deadline_seconds: float | None = None,
     ) -> Generation:
         scorers = {"score": self._scorer.submit}
         if held_out:
             scorers["held_out"] = self._scorer.submit_held_out
-        return Generation(self._coordinator.submit(requests), self._coordinator, scorers, keep)
+        submission = self._coordinator.submit(requests, deadline_seconds)
+        return Generation(submission, self._coordinator, scorers, keep)

@@ -27,7 +27,7 @@ from spotlight_core.executor.client import CoordinatorClient, find
 from spotlight_core.executor.inbox import Clock
 from spotlight_core.executor.processes import reap, spawn
 from spotlight_core.exploration.decision_log import DecisionLog, read_decision_log
-from spotlight_core.journal import JournalFollower, last_position
+from spotlight_core.journal import JournalFollower
 from spotlight_core.learning.ranks import Trainer, TrainerRanks, build_trainer
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
@@ -38,7 +38,7 @@ from tasks import checkpoints, tracking
 from tasks.accounts import LiveLedger, SpotNodes
 from tasks.display import Display
 from tasks.phases import LivePhases
-from tasks.recovery import sweep
+from tasks.recovery import begin_epoch, sweep
 from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
 
@@ -79,6 +79,8 @@ class Plant:
             SpotlightError: a part did not start.
         """
         self.display.stage("starting Prefect, the coordinator and the scorer")
+        # First: a coordinator of before must not write beside the sweep.
+        self.epoch = begin_epoch(self.folder)
         sweep(self.folder)
         checkpoint = checkpoints.latest(self.folder)
         begin = -1
@@ -88,8 +90,7 @@ class Plant:
         for problem in checkpoint.damaged if checkpoint else ():
             self.display.stage(f"note: {problem}: using checkpoint {begin}")
         checkpoints.rewind(self.folder, begin)
-        self.epoch = last_position(self.folder.journal)[0] + 1
-        self.folder.note(run_id=self.folder.run_id, epoch=self.epoch, started_at=self.clock.now())
+        self.folder.note(started_at=self.clock.now())
         coordinator = self._start_coordinator()
         self._assemble(coordinator)
         starts: dict[str, Callable[[], object]] = {

@@ -14,10 +14,10 @@ from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Lost, encode
 from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.processes import reap
-from spotlight_core.journal import drop_cut_line, last_position
+from spotlight_core.journal import drop_cut_line, last_event
 from spotlight_core.storage import store_url
 from spotlight_core.tensor_store import TensorStore
-from tasks.run_folder import RunFolder, read_records
+from tasks.run_folder import RunFolder
 
 LOG = logging.getLogger(__name__)
 
@@ -53,23 +53,30 @@ def _clear(folder: RunFolder) -> None:
 def _journal_losses(folder: RunFolder, ended: int) -> None:
     """Nodes were paid for until they were ended: just now, or, when none of the run's processes was
     left (a second Ctrl-C, a reboot), at about the journal's last event."""
-    now = time.time() if ended else _last_event_at(folder)
+    last = last_event(folder.journal)
+    now = time.time() if ended or last is None else last.at
     events = bury_open_nodes(folder.path, now)
     if not events:
         return
-    epoch, seq = last_position(folder.journal)
+    epoch, seq = (0, 0) if last is None else (last.epoch, last.seq)
     with folder.journal.open("ab") as journal:
         for number, event in enumerate(events, start=seq + 1):
             if isinstance(event, Lost):
                 # The run went, not the provider's machine: it must not count as a preemption.
                 event = replace(event, cause="shutdown")
-            journal.write(encode(event.stamped(now, number, max(epoch, 0))) + b"\n")
+            journal.write(encode(event.stamped(now, number, epoch)) + b"\n")
 
 
-def _last_event_at(folder: RunFolder) -> float:
-    return max(
-        (record["at"] for record in read_records(folder.journal) if "at" in record), default=time.time()
-    )
+def begin_epoch(folder: RunFolder) -> int:
+    """A new epoch, in run.json when this returns: whatever has an older one says not one more word.
+
+    Higher than the journal's last, and than what run.json says of a start that journalled nothing.
+    """
+    last = last_event(folder.journal)
+    noted = folder.facts().get("epoch", -1)
+    epoch = 1 + max(noted, -1 if last is None else last.epoch)
+    folder.note(run_id=folder.run_id, epoch=epoch)
+    return epoch
 
 
 @contextlib.contextmanager

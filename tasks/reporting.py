@@ -7,12 +7,13 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
+from spotlight_core.durable import write_text
 from tasks import report_preemptions
 from tasks import report_sections as sections
 from tasks.report_data import RunRecord, read_run
 from tasks.report_figures import contrast_figure, correlation_figure, score_figure
 from tasks.report_timeline import closed_pause, every_segment, joined_segments, timeline_figure
-from tasks.run_folder import RunFolder, write_text
+from tasks.run_folder import RunFolder
 
 PAGE = Path(__file__).parent / "report_page.html"
 

@@ -15,32 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from spotlight_core.durable import write_text
 from spotlight_core.errors import BadInputError
+from spotlight_core.log_lines import whole_lines
 
 Record = dict[str, Any]
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames inside ``folder`` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` durably: temporary file beside it, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -57,12 +36,9 @@ def append_record(path: Path, record: Record) -> None:
 
 def read_records(path: Path) -> Iterator[Record]:
     """The whole lines of a log, in order; none when there is no log yet."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n") and line.strip():
-                yield json.loads(line)
+    for line in whole_lines(path):
+        if line.strip():
+            yield json.loads(line)
 
 
 def keep_records(path: Path, keep: Callable[[Record], bool]) -> int:
@@ -229,8 +205,25 @@ class RunFolder:
     # -- run.json -------------------------------------------------------------------------------------
 
     def facts(self) -> Record:
-        """What ``run.json`` says; empty before the run began."""
-        return json.loads(self.run_json.read_text(encoding="utf-8")) if self.run_json.exists() else {}
+        """What ``run.json`` says; empty before the run began.
+
+        Raises:
+            BadInputError: it is no JSON object.
+        """
+        if not self.run_json.exists():
+            return {}
+        try:
+            facts = json.loads(self.run_json.read_bytes())
+        except (OSError, ValueError) as error:
+            raise self._no_facts(str(error)) from error
+        if not isinstance(facts, dict) or not isinstance(facts.get("epoch", 0), int):
+            raise self._no_facts("not an object with a whole number as its epoch")
+        return facts
+
+    def _no_facts(self, why: str) -> BadInputError:
+        return BadInputError(
+            f"{self.run_json} cannot be read ({why})", "remove it, or begin the run again with --fresh"
+        )
 
     def note(self, **facts: Any) -> None:
         """Merge facts into ``run.json``."""

@@ -98,7 +98,7 @@ class FleetConfig(Section):
     on_demand_nodes: int = Field(0, ge=0, le=64)
     """The most on-demand nodes rented at once."""
     on_demand_after_seconds: float = Field(60.0, ge=0)
-    """How long GPUs may be too few before an on-demand node is rented."""
+    """How long GPUs may be too few before an on-demand node is rented; of a sped-up trace's time."""
     trace: Path | None = None
     """Availability of the spot nodes, replayed; always there when absent or "none"."""
     trace_speedup: float = Field(60.0, gt=0)
@@ -114,7 +114,7 @@ class FleetConfig(Section):
     prefetch: bool = True
     """Hand each group its next request while it denoises the one before."""
     max_attempts: int = Field(8, ge=1)
-    """Starts of one request before the run gives up on it."""
+    """Failures of one request before the run gives up on it."""
     max_node_failures: int = Field(3, ge=1)
     """Failures in a row after which a node is let go."""
     lease_seconds: float = Field(120.0, gt=0)
@@ -143,5 +143,10 @@ class FleetConfig(Section):
             raise ValueError(
                 f"fleet.min_rollout_gpus = {self.min_rollout_gpus} and fleet.on_demand_nodes = 0: when spot "
                 "is gone nothing may be rented in its place; raise fleet.on_demand_nodes"
+            )
+        if self.on_demand_nodes and not self.min_rollout_gpus:
+            raise ValueError(
+                f"fleet.on_demand_nodes = {self.on_demand_nodes} and fleet.min_rollout_gpus = 0: they would "
+                "never be rented; say below how many GPUs they are with fleet.min_rollout_gpus"
             )
         return self

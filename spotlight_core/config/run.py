@@ -151,8 +151,8 @@ class RunConfig(Section):
         self._check_prices()
         if (self.decisions == "replayed") is not (self.replay is not None):
             raise ValueError(
-                f"decisions = {self.decisions!r} and replay = {str(self.replay)!r}: replayed decisions need "
-                "the run they are from, and no others do"
+                f"decisions = {self.decisions!r} and replay = {str(self.replay)!r}: say --replay RUN, or "
+                "set both of them"
             )
         if isinstance(self.exploration, FixedArmConfig):
             self._check_arm(self.exploration)

@@ -12,13 +12,14 @@ The class is plain: ``node_scheduler`` wraps it, tests run it in process.  torch
 actor is made, so that who only makes them need not hold it.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from queue import Empty
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,6 @@ class DenoiseActor:
         self._watcher = ReplayWatcher(points, config.fleet.grace_seconds)
         self._die = die
         self._leases = Leases()
-        self._stopped = threading.Event()
         # One thread for all denoising: a request at a time, and always the same thread-local state.
         self._denoiser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="denoise")
 
@@ -103,13 +103,8 @@ class DenoiseActor:
         """Answering says that the model is built."""
 
     def until_stopped(self) -> None:
-        """Answers when the actor is stopped: who waits for it learns of its death at once."""
-        self._stopped.wait()
-
-    def stop(self) -> None:
-        """Abandon what runs and what is queued."""
-        self._leases.abandon_all()
-        self._stopped.set()
+        """Never answers: who waits for it learns of the actor's death at once."""
+        threading.Event().wait()
 
     def load(self, policy: PolicyVersion) -> str:
         """Run ``policy`` from now on; the digest is of the weights that are in the model after it.
@@ -151,42 +146,56 @@ class DenoiseActor:
     # -- on the thread of a lease's stream ------------------------------------------------------------
 
     def _messages(self, start: Start, lease: Lease) -> Iterator[Message]:
-        state: Arrays | None = None
-        try:
-            if start.state_ref is not None:
-                state = from_bytes(self._store.get(start.state_ref, start.state_digest or ""))
-        except (
-            SpotlightError,
-            SafetensorError,
-        ) as error:  # whatever the commit is worth, the request can begin anew
-            yield Dropped(error=str(error), commit_lost=True)
-            return
-        except StoreAway as error:
-            yield Dropped(error=f"the Tensor Store is away: {error}")
-            return
         commits = self._committer.of(start, lease)
+        state: Future[Arrays | None] = Future()
+        # In line before its state is there: the store may be away for longer than who is behind waits.
         work = self._denoiser.submit(self._denoise, start, lease, state, commits)
-        lease.runs(work)
+        lease.runs(work, state)
         self._leases.lined_up(lease)
+        dropped = self._fetch(start, state)
+        if dropped is not None:
+            yield dropped
+            return
         while (message := lease.messages.get()) is not None:
             yield message
         commits.settle()
         yield from _rest(lease)
         try:
             outcome = work.result()
-        except CancelledError:  # abandoned while it was queued
+        except CancelledError:  # abandoned while it was queued, or waited for its state
             return
         yield from self._outcome(lease, commits, outcome)
+
+    def _fetch(self, start: Start, state: "Future[Arrays | None]") -> Dropped | None:
+        """Give ``state`` what the request goes on from; cancelled, and what to tell, when there is none."""
+        fetched: Arrays | None = None
+        try:
+            if not state.cancelled() and start.state_ref is not None:
+                fetched = from_bytes(self._store.get(start.state_ref, start.state_digest or ""))
+        except (SpotlightError, SafetensorError) as error:
+            # Whatever the commit is worth, the request can begin anew.
+            state.cancel()
+            return Dropped(error=str(error), commit_lost=True)
+        except StoreAway as error:
+            state.cancel()
+            return Dropped(error=f"the Tensor Store is away: {error}")
+        except BaseException:  # the denoise thread must not wait for it
+            state.cancel()
+            raise
+        with contextlib.suppress(InvalidStateError):  # abandoned meanwhile
+            state.set_result(fetched)
+        return None
 
     def _outcome(
         self, lease: Lease, commits: LeaseCommits, outcome: "Generated | Paused | None"
     ) -> Iterator[Message]:
         from spotlight_core.diffusion.engine import Paused
 
+        if lease.abandoned or outcome is None:  # past its last boundary too: nobody would take the result
+            return
         if isinstance(outcome, Paused):
-            if not lease.abandoned:
-                yield commits.last(outcome.next_denoise_step, outcome.state)
-        elif outcome is not None:
+            yield commits.last(outcome.next_denoise_step, outcome.state)
+        else:
             yield FinishedResult(payload=to_bytes(outcome.arrays), digest=arrays_digest(outcome.arrays))
 
     # -- on the denoise thread ------------------------------------------------------------------------
@@ -209,8 +218,9 @@ class DenoiseActor:
         return weights_digest(confirmed)
 
     def _denoise(
-        self, start: Start, lease: Lease, state: Arrays | None, commits: LeaseCommits
+        self, start: Start, lease: Lease, fetched: "Future[Arrays | None]", commits: LeaseCommits
     ) -> "Generated | Paused | None":
+        state = fetched.result()  # CancelledError when there is none
         if lease.abandoned:
             return None
         self._watcher.begin(start.request)

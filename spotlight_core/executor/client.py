@@ -49,7 +49,9 @@ SILENT_SECONDS = 60.0
 """Without an answer for this long a coordinator that still runs counts as gone."""
 RETRY_SECONDS = 0.2
 READY_SECONDS = 600.0
-CLOSE_SECONDS, CLOSE_ANSWER_SECONDS = 20.0, 5.0
+CLOSE_ANSWER_SECONDS = 5.0
+CLOSE_SECONDS = 90.0
+"""More than an orderly end takes: a start that is under way, then every node's grace."""
 LISTEN_SECONDS = 60.0
 ENDED = "the coordinator has ended by itself"
 REMEDY = "continue with --resume (see logs/coordinator.log of the run)"

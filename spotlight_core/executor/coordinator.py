@@ -8,7 +8,6 @@ The order is fixed: stamp, journal, decide, dispatch.  Nothing awaits a command;
 as events and deadlines are timer events.
 """
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from spotlight_core.drive import Decider, drive
-from spotlight_core.errors import FleetError, SpotlightError
+from spotlight_core.errors import BadInputError, FleetError, SpotlightError
 from spotlight_core.events import (
     Alarm,
     Cancelled,
@@ -31,8 +30,9 @@ from spotlight_core.events import (
     Word,
     encode,
 )
+from spotlight_core.executor.gauges import Gauges
 from spotlight_core.executor.inbox import Inbox
-from spotlight_core.executor.submission import Listener, Submission
+from spotlight_core.executor.submission import Listener
 from spotlight_core.journal import drop_cut_line
 from spotlight_core.types import GenerationRequest
 
@@ -90,6 +90,7 @@ class Coordinator:
         self._inbox = inbox
         self._journal = journal
         self._lock = threading.Lock()
+        self._deciding = threading.Lock()
         self._waiting: dict[str, Listener] = {}
         self._failure: SpotlightError | None = None
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -101,13 +102,10 @@ class Coordinator:
         """Why nothing more will be decided, if that is so."""
         return self._failure
 
-    def submit(
-        self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
-    ) -> Submission:
-        """Queue requests of this process; call it from the event loop that will read the results."""
-        submission = Submission(requests, asyncio.get_running_loop())
-        self.queue(requests, submission, deadline_seconds)
-        return submission
+    def gauges(self) -> Gauges:
+        """What the deciders know between two events."""
+        with self._deciding:
+            return Gauges.of(self._decider)
 
     def queue(
         self,
@@ -118,11 +116,18 @@ class Coordinator:
         """Queue requests; ``listener`` hears of each one's end.
 
         Raises:
+            BadInputError: one of them is under way, and only one listener hears of its end.
             SpotlightError: the coordinator has failed.
         """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+            under_way = [request.id for request in requests if request.id in self._waiting]
+            if under_way:
+                raise BadInputError(
+                    f"request {under_way[0]} is under way already",
+                    "wait for its end before it is submitted again",
+                )
             self._waiting.update((request.id, listener) for request in requests)
         deadline = None if deadline_seconds is None else self._inbox.clock.now() + deadline_seconds
         self._inbox.post(Submitted(requests=tuple(requests), deadline=deadline))
@@ -162,6 +167,10 @@ class Coordinator:
     def events(self) -> Iterator[Event]:
         return self._inbox.events()
 
+    def decide(self, event: Event) -> list[Command]:
+        with self._deciding:  # others look at the deciders' state in between
+            return self._decider.decide(event)
+
     def execute(self, command: Command) -> None:
         match command:
             case SetTimer():
@@ -179,7 +188,7 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            drive(self._decider, self, self._journal)
+            drive(self, self, self._journal)
         except Exception as error:  # every waiting phase must hear of it, whatever it was
             LOG.exception("the coordinator failed")
             if not isinstance(error, SpotlightError):

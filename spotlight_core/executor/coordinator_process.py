@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +29,10 @@ from typing import TextIO
 from pydantic import ValidationError
 
 from spotlight_core.config import RunConfig
+from spotlight_core.durable import write_bytes
 from spotlight_core.errors import BadInputError, FleetError
-from spotlight_core.events import Word
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.endpoints import HttpServer
-from spotlight_core.executor.gauges import Gauges
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.parts import Build, Parts
 from spotlight_core.executor.processes import RUN_VARIABLE
@@ -79,7 +78,8 @@ class Fence:
 
     def __call__(self) -> None:
         for path in self._paths:
-            with suppress(OSError, ValueError):  # not there yet, or no JSON: it names no epoch
+            # Not there yet, or nothing that a driver writes: it names no epoch.
+            with suppress(OSError, ValueError, AttributeError, TypeError):
                 self._look(path)
         if self._newer is not None:
             raise Superseded(
@@ -124,22 +124,7 @@ def take_lock(run_folder: Path) -> TextIO:
 
 def announce(path: Path, where: Whereabouts) -> None:
     """Write ``coordinator.json`` durably and for its owner alone, since it holds the token."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(to_json(where))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_bytes(path, to_json(where), mode=0o600)
 
 
 def read_recipe(run_folder: Path) -> RunConfig:
@@ -180,20 +165,18 @@ class CoordinatorProcess:
         self._fence()
         inbox = Inbox(order.epoch)
         self._parts: Parts = build(config, order.run_folder, order.run_id, inbox)
-        gauges = Gauges(self._parts.sizes)
-        observers: list[Callable[[Word], None]] = [gauges, self._parts.observe]
         self._coordinator = Coordinator(
             decider=self._parts.decider,
             nodes=self._parts.nodes,
             inbox=inbox,
-            journal=Journal(order.run_folder / "journal.jsonl", observers, self._fence),
+            journal=Journal(order.run_folder / "journal.jsonl", [self._parts.observe], self._fence),
         )
         self._terminated = False
         self._ready = threading.Event()
         self._service = Service(
             coordinator=self._coordinator,
             results=self._parts.results,
-            gauges=gauges,
+            sizes=self._parts.sizes,
             epoch=order.epoch,
             ready=self._ready.is_set,
         )
@@ -211,12 +194,12 @@ class CoordinatorProcess:
         self._starting.start()
         try:
             self._serve()
+            self._end()
         except Superseded as error:
             # Not one more word, nor a look at its nodes, which may be the other's by now; those that are
             # still its own hear nothing any more and stop themselves.
             LOG.error("%s", error)
             return SUPERSEDED
-        self._end()
         return 0
 
     def _start_nodes(self) -> None:
@@ -258,14 +241,20 @@ class CoordinatorProcess:
         self._terminated = True  # a flag: to set an event whose lock this very thread may hold would hang
 
     def _end(self) -> None:
-        """The nodes, then the coordinator: each node's end is in the journal."""
+        """The nodes, then the coordinator: each node's end is in the journal.
+
+        Raises:
+            Superseded: nodes, or the file that says where it listens, may be another coordinator's by now.
+        """
         self._service.closing.set()
         # Ray aborts the process when its head is ended while a thread connects to it.
         self._starting.join(START_END_SECONDS)
+        self._fence()
         try:
             self._parts.fleet.close()
         finally:
             self._coordinator.close()
+            self._fence()
             self._order.whereabouts.unlink(missing_ok=True)
             self._http.close()
 

@@ -119,7 +119,7 @@ class Endpoints:
         if path == "/status":
             return Reply(body=to_json(self._service.status()))
         if path == "/metrics":
-            return Reply(body=self._service.gauges.text().encode(), content_type=TEXT)
+            return Reply(body=self._service.metrics().encode(), content_type=TEXT)
         return None
 
     def _result(self, method: str, ref: str) -> Reply:

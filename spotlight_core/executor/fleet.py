@@ -1,8 +1,11 @@
 """The live fleet: it offers the machines that the market has, boots what is acquired, plays the trace.
 
     availability ─► Offered ─► (planner) ─► Acquire ─► boot ─► NodeJoined | BootFailed
-         ▲                                                         │
-         └────────── Lost that was not the trace's doing ◄─────────┘
+         ▲                                                         │            │
+         ├────────── Lost that was not the trace's doing ◄─────────┘            │
+         └───────────────────────── a machine that is still there ◄─────────────┘
+
+A machine that a clock-keyed trace takes before it was acquired is Withdrawn.
 
 A node is booted in a thread of its own: raylet, NodeScheduler, its actors.  Progress-keyed points
 travel with the node; their returns, and everything of a clock-keyed trace, happen here.
@@ -14,13 +17,24 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 import ray
 
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import FleetError
-from spotlight_core.events import Acquire, BootFailed, Event, Lost, NodeKey, Notice, Offered, Phase
+from spotlight_core.events import (
+    Acquire,
+    BootFailed,
+    Event,
+    Lost,
+    NodeKey,
+    Notice,
+    Offered,
+    Phase,
+    Withdrawn,
+)
 from spotlight_core.executor.availability import Availability, pool_of
 from spotlight_core.executor.burial import burial
 from spotlight_core.executor.cluster import RayCluster
@@ -70,7 +84,7 @@ class LiveFleet:
         self._log = NodeLog(folder=run_folder / "nodes")
         self._market = Availability(config.fleet, trace)
         self._boots: dict[str, _Boot] = {}  # the last one of each node
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closing = threading.Event()
         self._config_json = config.model_dump_json()
         self._joined: set[NodeKey] = set()
@@ -100,13 +114,8 @@ class LiveFleet:
                 target=self._play, args=(self._market.timeline,), name="availability-trace", daemon=True
             ).start()
 
-    def on_phase(self, phase: Phase | Literal["explore"], iteration: int) -> None:
-        """The run came to a phase of an iteration: nodes that the trace returns then are offered.
-
-        Exploration of batch n + 1 is the same moment as training in iteration n.
-        """
-        if phase == "explore":
-            phase, iteration = "train", iteration - 1
+    def on_phase(self, phase: Phase, iteration: int) -> None:
+        """The run came to a phase of an iteration: nodes that the trace returns then are offered."""
         for node in self._market.reach(phase, iteration):
             if self.present(node):
                 LOG.info("%s returns in iteration %d, but it is there", node, iteration)
@@ -120,13 +129,20 @@ class LiveFleet:
         if self.present(command.node):
             LOG.warning("%s is acquired, but it is there", command.node)
             return
-        self._boot(command)
+        with self._lock:  # against a clock-keyed trace that takes the machine at this moment
+            there = self._market.has(command.node)
+            if there:
+                self._boot(command)
+        if not there:
+            self._inbox.post(
+                BootFailed(node=command.node, pool=command.pool, error="the market has no machine")
+            )
 
     def present(self, node: str) -> bool:
         """Whether a life of the node is there or on its way."""
         with self._lock:
             boot = self._boots.get(node)
-        booting = boot is not None and boot.thread.is_alive()
+        booting = boot is not None and boot.error is None and boot.thread.is_alive()
         return booting or any(name == node for name, _ in self._executor.nodes())
 
     def alive(self) -> bool:
@@ -226,12 +242,21 @@ class LiveFleet:
 
     def _boot_failed(self, setup: NodeSetup, error: Exception) -> None:
         LOG.warning("node %s-%d did not start: %s", setup.node, setup.incarnation, error)
-        self._boots[setup.node].error = error
         self._cluster.kill_node(setup.node, setup.incarnation)
         said = str(error).strip().splitlines() or [repr(error)]
-        self._inbox.post(BootFailed(node=setup.node, pool=setup.pool, error=said[-1]))
-        # What ran of it is paid for.
-        self._bury("released", only=(setup.node, setup.incarnation))
+        failed = BootFailed(node=setup.node, pool=setup.pool, error=said[-1])
+        life = self._log.life(setup.node, setup.incarnation)
+        if life is not None:  # what ran of it is paid for
+            failed = msgspec.structs.replace(
+                failed,
+                incarnation=life.incarnation,
+                gpus=life.gpus,
+                started_at=life.started_at,
+                stopped_at=self._log.stop(life, self._inbox.clock.now(), "coordinator"),
+            )
+        # From here on it may be acquired again.
+        self._boots[setup.node].error = error
+        self._inbox.post(failed)
         self._offer_again(setup.node)
 
     def _wait_for(self, answer: Any) -> Any:
@@ -245,14 +270,12 @@ class LiveFleet:
                 return ray.get(answer)
         raise TimeoutError(f"the node was not ready after {BOOT_SECONDS:g} s")
 
-    def _bury(self, cause: str, only: NodeKey | None = None) -> None:
-        """Lives that have begun and will not end by themselves: stop record, and the events for it."""
+    def _bury(self, cause: str) -> None:
+        """Lives that have begun and will not end by themselves: stop record, and the word for it."""
         for life in self._log.lives():
-            key = (life.node, life.incarnation)
-            if life.stopped_at is not None or (only is not None and key != only):
-                continue
-            for event in burial(life, self._log, self._inbox.clock.now(), cause, key in self._joined):
-                self._inbox.post(event)
+            joined = (life.node, life.incarnation) in self._joined
+            if life.stopped_at is None:
+                self._inbox.post(burial(life, self._log, self._inbox.clock.now(), cause, joined))
 
     # -- a clock-keyed trace --------------------------------------------------------------------------
 
@@ -262,11 +285,15 @@ class LiveFleet:
         for event in timeline:
             if self._closing.wait(max(0.0, began + event.at_seconds - time.monotonic())):
                 return
-            self._market.change(event)
             node = f"spot-{event.slot}"
+            with self._lock:
+                self._market.change(event)
+                there = self.present(node)
             if event.change == "join":
-                if not self.present(node):
+                if not there:
                     self._offer(node)
+            elif not there:
+                self._inbox.post(Withdrawn(node=node, pool=pool_of(node)))
             else:
                 threading.Thread(target=self._take, args=(node,), name=f"notice-{node}", daemon=True).start()
 

@@ -24,7 +24,7 @@ class Lease:
         self.yielding = False
         self.abandoned = False
         self.messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._work: Future[Any] | None = None
+        self._work: tuple[Future[Any], ...] = ()
         self._changed = threading.Condition()
 
     @property
@@ -43,22 +43,22 @@ class Lease:
             self.abandoned = True
             work = self._work
             self._changed.notify_all()
-        if work is not None:
-            work.cancel()
+        for part in work:
+            part.cancel()
 
     def wait(self, seconds: float) -> None:
         """Until an order was given, ``seconds`` at most."""
         with self._changed:
             self._changed.wait_for(lambda: self.let_go, timeout=seconds)
 
-    def runs(self, work: "Future[Any]") -> None:
-        """``work`` does this lease's denoising; its end is the end of the messages."""
+    def runs(self, work: "Future[Any]", state: "Future[Any]") -> None:
+        """``work`` does this lease's denoising, from ``state``; its end is the end of the messages."""
         with self._changed:
-            self._work = work
+            self._work = (work, state)
             abandoned = self.abandoned
         work.add_done_callback(lambda _: self.messages.put(None))
         if abandoned:
-            work.cancel()
+            self.abandon()
 
 
 class Leases:
@@ -97,9 +97,3 @@ class Leases:
             self._known.pop(lease.name, None)
             self._ended.append(lease.name)
             self._changed.notify_all()
-
-    def abandon_all(self) -> None:
-        with self._changed:
-            leases = list(self._known.values())
-        for lease in leases:
-            lease.abandon()

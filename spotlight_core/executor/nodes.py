@@ -118,8 +118,7 @@ class Nodes:
         node = self.known.pop(key, None)
         if node is not None:
             LOG.info("%s-%d is lost: %s", *key, cause)
-            stopped_at = self._log.stop(node.life, self._inbox.clock.now(), "coordinator")
-            self._loop.spawn(self._bury(node, stopped_at, cause))
+            self._loop.spawn(self._bury(node, self._stop_record(node), cause))
 
     def release(self, key: NodeKey) -> None:
         node = self.known.pop(key, None)
@@ -130,7 +129,8 @@ class Nodes:
         """A call of a rank's process failed: it died, or its node did.  Acted upon once for each process."""
         if place.actor is not actor or self.known.get(node.key) is not node:
             return
-        place.actor = None
+        # The next process knows no former lease, and its first one must not wait behind any.
+        place.actor = place.last_lease = None
         if not await self._answers(node):
             self.lose(node.key, "killed")
             return
@@ -150,6 +150,15 @@ class Nodes:
         if self.known.get(node.key) is node:
             self._post(ActorReady(group=place.group))
             self._loop.spawn(self._watch_actor(node, place, place.actor))
+
+    def leases_of(self, request: str) -> list[str]:
+        """The leases of a request that are under way."""
+        return [
+            lease
+            for node in self.known.values()
+            for lease, start in node.leases.items()
+            if start.request.id == request
+        ]
 
     async def watch_raylets(self) -> None:
         """A raylet's end takes its node along, and shows at once to who started it."""
@@ -238,26 +247,37 @@ class Nodes:
                 )
 
     async def _bury(self, node: Node, stopped_at: float, cause: str) -> None:
-        await self._tell_last_commits(node, node.leases.values())
-        self._post_lost(node, stopped_at, cause)
-        await asyncio.to_thread(self._cluster.kill_node, *node.key)
+        try:
+            await self._tell_last_commits(node, node.leases.values())
+        finally:  # whatever the store says: nobody would end the node's leases without it
+            self._post_lost(node, stopped_at, cause)
+            await asyncio.to_thread(self._cluster.kill_node, *node.key)
 
     async def _let_go(self, node: Node, cause: str) -> None:
         """Acknowledge, stop the scheduler, which writes its own stop record, and end the node."""
-        if cause == "released":
-            await self._tell_last_commits(node, node.leases.values())
         try:
+            if cause == "released":
+                await self._tell_last_commits(node, node.leases.values())
             control = {"concurrency_group": "control"}
             acknowledged = node.scheduler.acknowledge.options(**control).remote()
             stopping = node.scheduler.stop.options(**control)
             await asyncio.wait_for(_answer(acknowledged), CONTROL_SECONDS)
             stopped_at = await asyncio.wait_for(_answer(stopping.remote()), CONTROL_SECONDS)
-        except (RayError, TimeoutError) as error:
-            if isinstance(error, RayTaskError):
-                LOG.warning("%s-%d was not let go in order: %s", *node.key, error.cause)
-            stopped_at = self._log.stop(node.life, self._inbox.clock.now(), "coordinator")
+        except Exception as error:  # whatever it was, its Lost must be told
+            if isinstance(error, RayTaskError) or not isinstance(error, RayError | TimeoutError):
+                LOG.warning("%s-%d was not let go in order: %s", *node.key, error)
+            stopped_at = self._stop_record(node)
         self._post_lost(node, stopped_at, cause)
         await asyncio.to_thread(self._cluster.remove_node, *node.key)
+
+    def _stop_record(self, node: Node) -> float:
+        """Write the node's stop; its wall-clock seconds, those of now when the log cannot be written."""
+        now = self._inbox.clock.now()
+        try:
+            return self._log.stop(node.life, now, "coordinator")
+        except (OSError, ValueError) as error:
+            LOG.error("no stop record of %s-%d: %s", *node.key, error)
+            return max(now, node.life.started_at)
 
     def _post_lost(self, node: Node, stopped_at: float, cause: str) -> None:
         life = node.life

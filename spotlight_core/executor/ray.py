@@ -119,7 +119,8 @@ class RayExecutor:
             case Acquire():
                 self._acquire(command)
             case Settle():
-                self.store.discard(command.request)
+                self.results.settle(command.request, command.ref if command.outcome == "done" else None)
+                self.store.discard(command.request, self._nodes.leases_of(command.request))
             case Release():
                 self._nodes.release((command.node, command.incarnation))
             case Drain():
@@ -140,6 +141,7 @@ class RayExecutor:
         match command:
             case Start():
                 node.leases[command.lease] = command
+                self.results.begin(command.request.id, command.lease)
                 after, place.last_lease = place.last_lease, command.lease
                 self._loop.spawn(self._streams.run(command, node, place, after))
             case Yield():

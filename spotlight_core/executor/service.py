@@ -9,13 +9,13 @@ Everything may be asked twice, since a client repeats what got no answer.
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from spotlight_core.errors import BadInputError, FleetError, SpotlightError
 from spotlight_core.events import Settle
 from spotlight_core.executor.coordinator import Coordinator
-from spotlight_core.executor.gauges import Gauges
+from spotlight_core.executor.gauges import prometheus
 from spotlight_core.executor.wire import Cancel, ChangePhase, Outcomes, Status, Submit, Told
 from spotlight_core.types import GenerationRequest
 
@@ -74,20 +74,24 @@ class Mailbox:
 
 
 class Service:
-    """See the module's text.  ``ready`` says whether the first nodes are there."""
+    """See the module's text.
+
+    ``ready`` says whether the first nodes are there; ``sizes`` are more gauges by name.
+    """
 
     def __init__(
         self,
         *,
         coordinator: Coordinator,
         results: Payloads,
-        gauges: Gauges,
+        sizes: Callable[[], Mapping[str, float]],
         epoch: int,
         ready: Callable[[], bool],
     ) -> None:
         self.epoch = epoch
         self.closing = threading.Event()
-        self.gauges = gauges
+        self._sizes = sizes
+        self._phase, self._iteration = "", 0
         self._coordinator = coordinator
         self._results = results
         self._ready = ready
@@ -150,6 +154,7 @@ class Service:
             if body.number <= self._last_phase_change:  # said again: its answer was lost
                 return
             self._last_phase_change = body.number
+            self._phase, self._iteration = body.phase, body.iteration
             self._coordinator.change_phase(body.phase, body.iteration)
 
     def close(self) -> None:
@@ -157,18 +162,22 @@ class Service:
         self.closing.set()
 
     def status(self) -> Status:
-        failure = self._coordinator.failure
+        failure, gauges = self._coordinator.failure, self._coordinator.gauges()
         return Status(
             epoch=self.epoch,
             pid=os.getpid(),
             ready=self._ready(),
             closing=self.closing.is_set(),
             failure=None if failure is None else Told.of(failure),
-            phase=self.gauges.phase,
-            iteration=self.gauges.iteration,
-            requests=self.gauges.requests(),
-            nodes=self.gauges.nodes(),
+            phase=self._phase,
+            iteration=self._iteration,
+            requests=gauges.requests(),
+            nodes=gauges.nodes(),
         )
+
+    def metrics(self) -> str:
+        """The run in numbers, as Prometheus text."""
+        return prometheus(self._coordinator.gauges(), self._iteration, self._sizes())
 
     # -- the client's life --------------------------------------------------------------------------
 

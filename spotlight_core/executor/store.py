@@ -1,14 +1,13 @@
 """The Tensor Store from the processes that use it: a node's actors, and the executor, which restarts it.
 
 The keeper is found by its name, which ends in a number: Ray does not give a dead actor's name away
-again, so a successor has the next one, and its users find it by looking.
+again, so a successor has a higher one, and its users take the highest that there is.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -19,7 +18,6 @@ from spotlight_core.executor.cluster import HEAD, SHARE, node_resource
 from spotlight_core.executor.commits import StoreAway
 from spotlight_core.executor.loop import LoopThread
 from spotlight_core.executor.store_keeper import NewestCommit, StoreKeeper
-from spotlight_core.tensor_store import StoreUsage
 
 LOG = logging.getLogger(__name__)
 
@@ -27,15 +25,13 @@ CALL_SECONDS = 10.0
 AWAY_SECONDS = 30.0  # a killed keeper is back within this, or something else is wrong
 FENCE_SECONDS = 1.0
 RETRY_SECONDS = 0.2
-LOOK_AHEAD = 4  # successors that one look may have missed
 
 
 class RayStore:
     """The store as the actors of a node use it; from any thread."""
 
     def __init__(self, name: str) -> None:
-        base, _, number = name.rpartition("-")
-        self._base, self._number = base, int(number)
+        self._prefix = name.rpartition("-")[0] + "-"
         self._keeper: Any = None
 
     def put(self, lease: str, request: str, next_denoise_step: int, payload: bytes) -> tuple[str, str]:
@@ -73,28 +69,33 @@ class RayStore:
                 return payload
 
     def _call(self, method: str, *arguments: object) -> Any:
+        keeper = self._keeper  # another thread may forget it at any moment
         try:
-            if self._keeper is None:
-                self._keeper = self._find()
-            return ray.get(getattr(self._keeper, method).remote(*arguments), timeout=CALL_SECONDS)
+            if keeper is None:
+                keeper = self._keeper = self._find()
+            return ray.get(getattr(keeper, method).remote(*arguments), timeout=CALL_SECONDS)
         except RayTaskError as error:
             if isinstance(error.cause, SpotlightError):
                 raise error.cause from None
             raise StoreAway(str(error)) from error
         except RayError as error:
-            self._keeper = None
+            if self._keeper is keeper:
+                self._keeper = None
             raise StoreAway(str(error)) from error
 
     def _find(self) -> Any:
-        """The latest keeper that there is."""
-        found = None
-        for number in range(self._number, self._number + LOOK_AHEAD):
-            with contextlib.suppress(ValueError):  # there is no actor of that name
-                found = ray.get_actor(f"{self._base}-{number}")
-                self._number = number
-        if found is None:
-            raise StoreAway(f"there is no actor {self._base}-{self._number}")
-        return found
+        """The latest keeper that there is: some numbers are of keepers that never came up."""
+        numbers = [
+            int(name.removeprefix(self._prefix))
+            for name in ray.util.list_named_actors()
+            if name.startswith(self._prefix)
+        ]
+        for number in sorted(numbers, reverse=True):
+            try:
+                return ray.get_actor(f"{self._prefix}{number}")
+            except ValueError:  # it died since
+                continue
+        raise StoreAway(f"there is no actor {self._prefix}*")
 
 
 class KeptStore:
@@ -109,6 +110,7 @@ class KeptStore:
         self._keeper: Any = None
         self._closing = False
         self._committed: set[str] = set()  # requests that have commits to discard
+        self._fenced: dict[str, str] = {}  # lost leases and their requests, which no keeper may forget
 
     @property
     def name(self) -> str:
@@ -162,33 +164,28 @@ class KeptStore:
         """Last commits of lost leases, none of which commits any more; nothing from a store that is away."""
         if not leases:
             return {}
+        self._fenced.update(leases)
         try:
             call = self._keeper.fence.remote(dict(leases))
             found: dict[str, NewestCommit] = await asyncio.wait_for(_answer(call), FENCE_SECONDS)
-        except (RayError, TimeoutError) as error:
+        except Exception as error:  # whatever it was, the loss of the leases must be told
             LOG.warning("the last commits of %s are unknown: %r", ", ".join(leases), error)
             return {}
         return found
-
-    def usage(self) -> StoreUsage | None:
-        """What the store holds, None while it is away; from another thread than the loop's."""
-        if self._keeper is None:
-            return None
-        try:
-            usage: StoreUsage = ray.get(self._keeper.usage.remote(), timeout=FENCE_SECONDS)
-        except RayError:
-            return None
-        return usage
 
     def holds(self, request: str) -> None:
         """The request has commits."""
         self._committed.add(request)
 
-    def discard(self, request: str) -> None:
-        """The request is settled: its commits may go."""
-        if request in self._committed:
+    def discard(self, request: str, running: Sequence[str] = ()) -> None:
+        """The request is settled: its commits may go, and its ``running`` leases make no more.
+
+        A namesake that is submitted later must not go on from what they would leave.
+        """
+        self._fenced.update(dict.fromkeys(running, request))
+        if running or request in self._committed:
             self._committed.discard(request)
-            self._keeper.discard.remote([request])
+            self._keeper.discard.remote([request], list(running))
 
     def forget_before(self, iteration: int) -> None:
         """An iteration began: no request of an earlier one resumes any more.  From any thread."""
@@ -205,7 +202,7 @@ class KeptStore:
         while not self._closing:
             try:
                 await keeper.until_stopped.options(concurrency_group="life").remote()
-            except RayError as error:
+            except Exception as error:
                 if self._closing:
                     return
                 LOG.warning("the Tensor Store's process died (%s), another one starts", type(error).__name__)
@@ -215,17 +212,20 @@ class KeptStore:
         while not self._closing:
             try:
                 self._number += 1
-                keeper = await asyncio.to_thread(self._create)
+                known = dict(self._fenced)
+                keeper = await asyncio.to_thread(self._create, tuple(known))
                 await keeper.ready.remote()
+                if missed := dict(self._fenced.items() - known.items()):
+                    await keeper.fence.remote(missed)
                 self._keeper = keeper
-            except RayError as error:
+            except Exception as error:  # whatever it was, without a store no node's work is safe
                 LOG.warning("the Tensor Store is not back yet: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return keeper
         return self._keeper
 
-    def _create(self) -> Any:
+    def _create(self, fenced: tuple[str, ...] = ()) -> Any:
         remote = ray.remote(concurrency_groups={"life": 1})(StoreKeeper)
         actor = remote.options(
             name=self.name,
@@ -235,7 +235,7 @@ class KeptStore:
             max_restarts=0,
             max_task_retries=0,
         )
-        return actor.remote(self._url, self._memory_bytes)
+        return actor.remote(self._url, self._memory_bytes, fenced)
 
 
 async def _answer(reference: Any) -> Any:

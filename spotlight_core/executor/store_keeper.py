@@ -5,7 +5,7 @@ one ended.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spotlight_core.errors import SpotlightError
@@ -27,11 +27,14 @@ class NewestCommit:
 class StoreKeeper:
     """See the module's text.  Its calls come from many threads."""
 
-    def __init__(self, url: str, memory_bytes: int) -> None:
-        """Raises SpotlightError when the store cannot be opened."""
+    def __init__(self, url: str, memory_bytes: int, fenced: Iterable[str] = ()) -> None:
+        """``fenced``: leases that a former keeper refused.
+
+        Raises:
+            SpotlightError: the store cannot be opened.
+        """
         self._store = TensorStore.open(url, memory_bytes, KEPT_COMMITS)
-        self._newest: dict[str, NewestCommit] = {}
-        self._fenced: set[str] = set()
+        self._fenced = set(fenced)
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     def ready(self) -> None:
@@ -50,9 +53,7 @@ class StoreKeeper:
         with self._lock(request):
             if lease in self._fenced:
                 raise SpotlightError(f"lease {lease} is over", "its request goes on elsewhere")
-            ref, digest = self._store.put(request, next_denoise_step, payload)
-            self._newest[request] = NewestCommit(next_denoise_step=next_denoise_step, ref=ref, digest=digest)
-        return ref, digest
+            return self._store.put(request, next_denoise_step, payload)
 
     def get(self, ref: str, digest: str) -> bytes:
         """What ``put`` called so; SpotlightError when it is missing, damaged or another."""
@@ -67,16 +68,17 @@ class StoreKeeper:
         for lease, request in leases.items():
             with self._lock(request):
                 self._fenced.add(lease)
-                newest = self._newest.get(request)
+                newest = self._store.newest(request)
             if newest is not None:
-                found[lease] = newest
+                step, ref, digest = newest
+                found[lease] = NewestCommit(next_denoise_step=step, ref=ref, digest=digest)
         return found
 
-    def discard(self, requests: Sequence[str]) -> None:
-        """Forget every commit of these requests."""
+    def discard(self, requests: Sequence[str], running: Sequence[str] = ()) -> None:
+        """Forget every commit of these requests, and refuse further ones of their ``running`` leases."""
+        self._fenced.update(running)
         for request in requests:
             with self._lock(request):
-                self._newest.pop(request, None)
                 self._store.discard(request)
 
     def forget_before(self, iteration: int) -> None:

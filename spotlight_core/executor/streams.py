@@ -8,7 +8,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from spotlight_core.arrays import payload_digest
 from spotlight_core.errors import SpotlightError
-from spotlight_core.events import Committed, Event, Failed, Finished, Start, Started
+from spotlight_core.events import Committed, Event, Failed, Fault, Finished, Start, Started
 from spotlight_core.executor.messages import (
     Began,
     CommittedState,
@@ -65,6 +65,7 @@ class Streams:
         finally:
             node.leases.pop(start.lease, None)
             node.told.pop(start.lease, None)
+            self._results.end(start.request.id, start.lease)
             del self._ends[start.lease]
             end.set()
 
@@ -117,18 +118,17 @@ class Streams:
         digest = await asyncio.to_thread(payload_digest, result.payload)
         if digest != result.digest:
             raise RuntimeError(f"the result of {request} was damaged on its way from {node.life.node}")
-        self._results.put(request, result.payload)
-        self._post(Finished(lease=start.lease, request=request, ref=request, digest=digest))
-        self._store.discard(request)
+        self._results.put(request, start.lease, result.payload)
+        self._post(Finished(lease=start.lease, request=request, ref=start.lease, digest=digest))
 
     def _failed(self, start: Start, error: Exception) -> None:
         LOG.warning("request %s failed on %s: %r", start.request.id, start.group.node, error)
-        retryable = not isinstance(error, SpotlightError)
-        self._post(Failed(lease=start.lease, error=str(error) or repr(error), retryable=retryable))
+        fault: Fault = "request" if isinstance(error, SpotlightError) else "node"
+        self._post(Failed(lease=start.lease, error=str(error) or repr(error), fault=fault))
 
     def _drop(self, start: Start, error: str, commit_lost: bool = False) -> None:
         LOG.info("request %s left %s: %s", start.request.id, start.group.node, error)
-        self._post(Failed(lease=start.lease, error=error, retryable=True, commit_lost=commit_lost))
+        self._post(Failed(lease=start.lease, error=error, fault="nobody", commit_lost=commit_lost))
 
 
 def _ends(message: Message) -> bool:

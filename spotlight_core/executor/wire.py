@@ -80,8 +80,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How the coordinator is.
 
-    ``ready``: the first nodes are there.  ``requests``: how many, by kind and state; ``nodes``: by
-    pool and state.
+    ``ready``: the first nodes are there.  ``requests`` and ``nodes``: how many, by state.
     """
 
     epoch: int
@@ -91,8 +90,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failure: Told | None
     phase: str
     iteration: int
-    requests: dict[str, dict[str, int]]
-    nodes: dict[str, dict[str, int]]
+    requests: dict[str, int]
+    nodes: dict[str, int]
 
 
 class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,16 +23,23 @@ class DecisionLog:
         """``upcoming`` with the seeds that the log chose.
 
         Raises:
-            BadInputError: the log has no decision for this batch, or one for other prompts.
+            BadInputError: the log has no decision for this batch, or one that does not fit it.
         """
         decision = self.decisions.get(upcoming.iteration)
-        occurrences = {planned.prompt.occurrence for planned in upcoming.prompts}
-        if decision is None or decision.selected.keys() != occurrences:
+        wanted = {planned.prompt.occurrence: len(planned.seeds) for planned in upcoming.prompts}
+        if decision is None or decision.selected.keys() != wanted.keys():
             held = "no decision" if decision is None else "a decision about other prompts"
             raise BadInputError(
                 f"the decision log holds {held} for iteration {upcoming.iteration}",
                 "replay a run of the same recipe that went as far",
             )
+        for occurrence, seeds in decision.selected.items():
+            if len(set(seeds)) != wanted[occurrence] or min(seeds) < 0:
+                raise BadInputError(
+                    f"the decision log chooses the seeds {list(seeds)} for prompt {occurrence} in iteration "
+                    f"{upcoming.iteration}, not {wanted[occurrence]} different ones from 0 on",
+                    "restore the log, or replay another run",
+                )
         prompts = tuple(
             PlannedPrompt(prompt=planned.prompt, seeds=decision.selected[planned.prompt.occurrence])
             for planned in upcoming.prompts
@@ -60,7 +67,7 @@ def read_decision_log(path: Path, iterations: int) -> DecisionLog:
     if missing:
         raise BadInputError(
             f"the decision log {path} has none for iteration {missing[0]} of {iterations}",
-            "let that run finish first, or lower iterations",
+            "let that run finish first",
         )
     return DecisionLog(decisions)
 

@@ -129,7 +129,11 @@ class Books:
             if not word.released:
                 return
         elif isinstance(word, ev.Failed) and word.commit_lost:
-            self.saved[given.key] = [None]
+            # Only what the lease began from is damaged; a later commit may be known by now.
+            known = self.saved.get(given.key, [])
+            left = [one for one in known if one is None or one.ref != given.start.state_ref]
+            if not known or len(left) < len(known):
+                self.saved[given.key] = [None, *left]
         self._over(given)
 
     def _committed(self, given: Given, word: ev.Committed) -> None:

@@ -2,12 +2,18 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from spotlight_core import events as ev
-from spotlight_core.events import NodeKey, Word
+from spotlight_core.config.fleet import Pool
+from spotlight_core.errors import SpotlightError
+from spotlight_core.events import Word
 from spotlight_core.market.audit_books import Books, Given
 from spotlight_core.market.audit_promises import Evidence, Verdict, counts
+from spotlight_core.market.billing import NodeBill
+from spotlight_core.market.ledger import CostLedger
+from spotlight_core.market.node_records import NodeRecord
+from spotlight_core.market.prices import PriceBook
 
 TAKEN = ("killed", "silent")
 SECONDS = 1e-6  # two records of one moment agree to this
@@ -132,40 +138,74 @@ class KillLosesFew:
         return Verdict(said=self.said, counted=counted, breaches=tuple(breaches))
 
 
+def _unpriced() -> CostLedger:
+    return CostLedger(PriceBook(dict.fromkeys(get_args(Pool), 0.0)))
+
+
 @dataclass(slots=True)
 class LedgerIsNodeLogs:
-    """What is billed is what the nodes themselves say: the same lives, from the same second to the same."""
+    """What the ledger bills is what the nodes themselves say: the same lives, GPUs and seconds.
+
+    It is the ledger itself that is asked, fed with the same words: its useful, idle and lost GPU-seconds
+    have to be those of the logs.
+    """
 
     said: ClassVar[str] = "the ledger's node-seconds are those of the nodes' own logs"
-    _started: dict[NodeKey, float] = field(default_factory=dict)
-    _stopped: dict[NodeKey, float] = field(default_factory=dict)
+    _ledger: CostLedger = field(default_factory=_unpriced)
+    _refused: str | None = None
 
     def see(self, word: Word, books: Books) -> None:
-        match word:
-            case ev.NodeJoined():
-                self._started[word.node, word.incarnation] = word.started_at
-            case ev.Lost():
-                key = (word.node, word.incarnation)
-                if key in self._started:
-                    self._stopped.setdefault(key, max(self._started[key], word.stopped_at))
+        if self._refused is None:
+            try:
+                self._ledger.apply(word)
+            except SpotlightError as error:
+                self._refused = f"the ledger refuses the journal: {error.problem}"
 
     def verdict(self, books: Books, evidence: Evidence) -> Verdict:
-        breaches: list[str] = []
-        ahead = 0  # the logs of a running run may know of a life before the journal does
+        bills = {(bill.node, bill.incarnation): bill for bill in self._ledger.bills}
         logged = {(life.node, life.incarnation): life for life in evidence.lives}
-        breaches += [f"{key[0]}#{key[1]} has no log" for key in self._started if key not in logged]
+        breaches = [] if self._refused is None else [self._refused]
+        breaches += [f"{key[0]}#{key[1]} has no log" for key in bills if key not in logged]
+        ahead = 0  # the logs of a running run may know of a life before the journal does
         for key, life in logged.items():
-            name = f"{key[0]}#{key[1]}"
-            start, stop = self._started.get(key), self._stopped.get(key)
-            if start is None or (stop is None and life.stopped_at is not None):
+            bill = bills.get(key)
+            if bill is None or (bill.stopped_at is None and life.stopped_at is not None):
                 ahead += 1
                 if evidence.finished:
-                    breaches.append(f"the journal lacks the {'start' if start is None else 'end'} of {name}")
-            elif abs(start - life.started_at) > SECONDS:
-                breaches.append(f"{name} began at {life.started_at!r} and is billed from {start!r}")
-            elif stop is not None and (life.stopped_at is None or abs(stop - life.stopped_at) > SECONDS):
-                breaches.append(f"{name} ended at {life.stopped_at!r} and is billed until {stop!r}")
-        seconds = math.fsum(stop - self._started[key] for key, stop in self._stopped.items())
-        lives = counts(lives=len(self._started), not_journaled_yet=ahead)
-        counted = f"{lives}, {seconds:,.1f} s of ended ones"
-        return Verdict(said=self.said, counted=counted, breaches=tuple(breaches))
+                    lacking = "start" if bill is None else "end"
+                    breaches.append(f"the journal lacks the {lacking} of {key[0]}#{key[1]}")
+            else:
+                breaches += _differences(bill, life)
+        if not breaches and not ahead:
+            breaches += self._sums(evidence)
+        stopped = [
+            bill.stopped_at - bill.started_at for bill in bills.values() if bill.stopped_at is not None
+        ]
+        counted = counts(lives=len(bills), not_journaled_yet=ahead)
+        return Verdict(
+            said=self.said,
+            counted=f"{counted}, {math.fsum(stopped):,.1f} s of ended ones",
+            breaches=tuple(breaches),
+        )
+
+    def _sums(self, evidence: Evidence) -> list[str]:
+        """Nothing that the GPUs did is billed twice or left out."""
+        now = self._ledger.last_at
+        billed = math.fsum(self._ledger.gpu_hours(now).values()) * 3600.0
+        ends = [(life, now if life.stopped_at is None else life.stopped_at) for life in evidence.lives]
+        logged = math.fsum(life.gpus * max(0.0, end - life.started_at) for life, end in ends)
+        if math.isclose(billed, logged, rel_tol=1e-9, abs_tol=SECONDS * (1 + len(ends))):
+            return []
+        return [f"{billed!r} GPU-seconds are billed, and the nodes logged {logged!r}"]
+
+
+def _differences(bill: NodeBill, life: NodeRecord) -> list[str]:
+    name = f"{life.node}#{life.incarnation}"
+    if (bill.pool, bill.gpus) != (life.pool, life.gpus):
+        return [f"{name} is {life.gpus} x {life.pool}, and billed as {bill.gpus} x {bill.pool}"]
+    if abs(bill.started_at - life.started_at) > SECONDS:
+        return [f"{name} began at {life.started_at!r} and is billed from {bill.started_at!r}"]
+    stop = bill.stopped_at
+    if stop is not None and (life.stopped_at is None or abs(stop - life.stopped_at) > SECONDS):
+        return [f"{name} ended at {life.stopped_at!r} and is billed until {stop!r}"]
+    return []

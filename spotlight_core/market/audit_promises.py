@@ -77,7 +77,10 @@ class InOrder:
 
 @dataclass(slots=True)
 class SettledOnce:
-    """Each request of an epoch is settled once; what an epoch left open when it was killed is asked again."""
+    """Each request of an epoch is settled once, and once more if it is asked again after that.
+
+    What an epoch left open when it was killed is asked again of the next.
+    """
 
     said: ClassVar[str] = "every submitted request was settled exactly once"
     requests: int = 0
@@ -95,9 +98,10 @@ class SettledOnce:
             self._settled.clear()
         match word:
             case ev.Submitted():
-                new = {request.id for request in word.requests} - self._open - self._settled
-                self.requests += len(new)
-                self._open |= new
+                asked = {request.id for request in word.requests}
+                self.requests += len(asked - self._open - self._settled)
+                self._open |= asked
+                self._settled -= asked
             case ev.Settle(request=request) if request in self._settled:
                 self.breaches.append(f"{request} was settled twice")
             case ev.Settle(request=request) if request not in self._open:
@@ -133,7 +137,7 @@ class DoneHasResult:
                     self._results.setdefault((word.epoch, word.request), set()).add(word.ref)
             case ev.Settle(outcome="done"):
                 self.done += 1
-                if word.ref not in self._results.pop((books.epoch, word.request), set()):
+                if word.ref not in self._results.get((books.epoch, word.request), ()):
                     self.breaches.append(f"{word.request} is done with {word.ref}, which no lease of it made")
 
     def verdict(self, books: Books, evidence: Evidence) -> Verdict:

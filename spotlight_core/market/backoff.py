@@ -1,7 +1,15 @@
 """How long to wait before a node is rented again: after failures of its own, and while many are taken."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+
+STORM_SECONDS = 60.0
+
+
+def storm_size(nodes: int) -> int:
+    """How many of the nodes that are there, taken within ``STORM_SECONDS``, make a storm."""
+    return max(3, math.ceil(nodes / 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +26,7 @@ class BackoffRules:
     most_seconds: float = 300.0
     short_life_seconds: float = 60.0
     long_life_seconds: float = 300.0
-    storm_window_seconds: float = 60.0
+    storm_window_seconds: float = STORM_SECONDS
     storm_seconds: float = 30.0
 
     def sped_up(self, speedup: float) -> "BackoffRules":

@@ -1,6 +1,6 @@
 """A node's billed life, cut into the segments that say what it did.
 
-billed   |--------------------------------------------------|   NodeJoined ... Lost (or now)
+billed   |--------------------------------------------------|   NodeJoined ... Lost (or now), or BootFailed
 spans        |rollout|    |rollout|lost|                         leases, cut at commits
 training                |-----------------|                     reserved nodes only
 segments |idl|rollout|tr|rollout|lost|trai|idle-------------|   no gaps, no overlaps

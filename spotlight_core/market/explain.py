@@ -95,7 +95,6 @@ def explain(words: Iterable[Word], prices: PriceBook, strikes: Mapping[str, Stri
     """
     ledger = CostLedger(prices)
     lengths: dict[str, int] = {}
-    joined: dict[NodeKey, ev.NodeJoined] = {}
     scenes: dict[NodeKey, _Scene] = {}
     phase: ev.PhaseChanged | None = None
     for word in words:
@@ -105,20 +104,19 @@ def explain(words: Iterable[Word], prices: PriceBook, strikes: Mapping[str, Stri
                 phase = word
             case ev.Start(request=request):
                 lengths[request.id] = request.fidelity.denoise_steps
-            case ev.NodeJoined():
-                joined[word.node, word.incarnation] = word
             case ev.Notice() if word.source != "fleet":
                 scenes.setdefault((word.node, word.incarnation), _Scene(phase=phase, source=word.source))
             case ev.Lost():
                 scenes.setdefault((word.node, word.incarnation), _Scene(phase=phase, source=None))
     case = _Case(prices=prices, strikes=strikes, scenes=scenes, ledger=ledger, lengths=lengths)
+    pools = {(bill.node, bill.incarnation): bill.pool for bill in ledger.bills}
     return Explanation(
-        began=min((node.started_at for node in joined.values()), default=0.0),
-        lives=len(joined),
+        began=min((bill.started_at for bill in ledger.bills), default=0.0),
+        lives=len(ledger.bills),
         preemptions=tuple(
-            case.preemption(one, joined[one.node, one.incarnation].pool)
+            case.preemption(one, pools[one.node, one.incarnation])
             for one in ledger.preemptions
-            if (one.node, one.incarnation) in joined
+            if (one.node, one.incarnation) in pools
         ),
     )
 

@@ -28,8 +28,9 @@ from spotlight_core.events import (
     Offered,
     SetTimer,
     Timer,
+    Withdrawn,
 )
-from spotlight_core.market.backoff import Backoff, BackoffRules, Storm
+from spotlight_core.market.backoff import Backoff, BackoffRules, Storm, storm_size
 
 TIMERS = "fleet/"
 State = Literal["absent", "booting", "joined", "leaving"]
@@ -49,13 +50,16 @@ class FleetRules:
 
     @classmethod
     def of(cls, config: FleetConfig, *, speedup: float = 1.0) -> "FleetRules":
-        """The rules of a recipe; ``speedup``: how fast the market's time passes in a sped-up trace."""
+        """The rules of a recipe; ``speedup``: how fast the market's time passes in a sped-up trace.
+
+        All that waits for the market is in its time: a wait that is not would outlast what it waits for.
+        """
         return cls(
             spot_nodes=config.spot_nodes,
             gpus_per_node=config.gpus_per_node,
             min_rollout_gpus=config.min_rollout_gpus,
             on_demand_nodes=config.on_demand_nodes,
-            on_demand_after_seconds=config.on_demand_after_seconds,
+            on_demand_after_seconds=config.on_demand_after_seconds / speedup,
             grace_seconds=config.grace_seconds,
             backoff=BackoffRules().sped_up(speedup),
         )
@@ -65,8 +69,9 @@ class FleetRules:
 class FleetSnapshot:
     """What the planner knows: node names by state, and what it waits for (seconds of event time).
 
-    ``waiting``: offered nodes, and when each may be rented.  ``short_since``: since when GPUs are too
-    few; ``enough_since``: since when spot and reserved ones alone suffice.  None where it is not so.
+    ``waiting``: offered nodes, and when each may be rented.  ``gpus`` that have joined; ``short_since``:
+    since when they are too few; ``enough_since``: since when spot and reserved ones alone suffice.  None
+    where it is not so.
     """
 
     booting: tuple[str, ...]
@@ -110,7 +115,7 @@ class FleetPlanner:
     _over: bool = False
 
     def __post_init__(self) -> None:
-        self._storm = Storm(self.rules.backoff, max(3, math.ceil(self.rules.spot_nodes / 2)))
+        self._storm = Storm(self.rules.backoff, storm_size(self.rules.spot_nodes))
 
     def decide(self, event: Event) -> list[Command]:
         """Take one event, return the commands it causes, in order."""
@@ -135,7 +140,7 @@ class FleetPlanner:
             waiting={
                 node.name: self._not_before(node) for node in nodes if node.offered and node.state == "absent"
             },
-            gpus=self._gpus(),
+            gpus=self._gpus("joined"),
             wanted_gpus=self.rules.min_rollout_gpus,
             short_since=self._short_since,
             enough_since=self._enough_since,
@@ -163,6 +168,9 @@ class FleetPlanner:
         if not node.serves:
             node.pool, node.offered = event.pool, True
 
+    def _withdrawn(self, event: Withdrawn) -> None:
+        self._node(event.node, event.pool).offered = False
+
     def _joined(self, event: NodeJoined) -> None:
         node = self._node(event.node, event.pool)
         node.pool, node.state, node.offered, node.told = event.pool, "joined", False, False
@@ -172,8 +180,6 @@ class FleetPlanner:
         node = self._node(event.node, event.pool)
         if node.state == "booting":
             node.state = "absent"
-            # The machine was there: the offer stands, and is taken up again when the wait is over.
-            node.offered = node.pool != "on_demand"
             node.backoff.failed(event.at)
 
     def _noticed(self, event: Notice) -> None:
@@ -239,11 +245,12 @@ class FleetPlanner:
                 wakes.append(self._not_before(node))
         return commands
 
-    def _gpus(self) -> int:
-        return sum(node.gpus for node in self._nodes.values() if node.serves)
+    def _gpus(self, state: State) -> int:
+        return sum(node.gpus for node in self._nodes.values() if node.state == state)
 
     def _rent_on_demand(self, at: float, wakes: list[float]) -> list[Command]:
-        missing = self.rules.min_rollout_gpus - self._gpus()
+        # Those that boot are not rented twice, but they end no shortage: a boot may fail again and again.
+        missing = self.rules.min_rollout_gpus - self._gpus("joined")
         if missing <= 0 or not self.rules.on_demand_nodes:
             self._short_since = None
             return []
@@ -253,6 +260,7 @@ class FleetPlanner:
         if at < due:
             wakes.append(due)
             return []
+        missing -= self._gpus("booting")
         commands: list[Command] = []
         for index in range(self.rules.on_demand_nodes):
             node = self._node(f"on-demand-{index}", "on_demand")
@@ -263,8 +271,6 @@ class FleetPlanner:
                 continue
             commands.append(self._acquire(node))
             missing -= node.gpus
-        if missing <= 0:
-            self._short_since = None
         return commands
 
     def _let_on_demand_go(self, at: float, wakes: list[float]) -> list[Command]:
@@ -284,8 +290,7 @@ class FleetPlanner:
         commands: list[Command] = []
         for node in rented:
             node.state = "leaving"
-            by = at + self.rules.grace_seconds
-            commands.append(Drain(node=node.name, incarnation=node.incarnation, by=by))
+            commands.append(Drain(node=node.name, incarnation=node.incarnation))
         return commands
 
 
@@ -293,6 +298,7 @@ _HANDLERS: dict[type[Event], Callable[[FleetPlanner, Any], None]] = cast(
     Any,
     {
         Offered: FleetPlanner._offered,
+        Withdrawn: FleetPlanner._withdrawn,
         NodeJoined: FleetPlanner._joined,
         BootFailed: FleetPlanner._boot_failed,
         Notice: FleetPlanner._noticed,

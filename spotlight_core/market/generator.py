@@ -15,6 +15,8 @@ from spotlight_core.errors import BadInputError
 from spotlight_core.market.traces import Change, ClockEvent, ClockTrace
 from spotlight_core.philox import named_generator
 
+MOST_DRAWS = 5e6  # some minutes of work, and more than any run replays
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketModel:
@@ -51,6 +53,13 @@ class MarketModel:
                 raise BadInputError(f"{name} = {getattr(self, name)}", "give a finite number, 0 or more")
         if not 0 <= self.storm_fraction <= 1:
             raise BadInputError(f"storm_fraction = {self.storm_fraction}", "give a share between 0 and 1")
+        draws = self.nodes * self.hours * (60.0 / self.mean_life_minutes + self.storms_per_day / 24.0)
+        if draws > MOST_DRAWS:
+            raise BadInputError(
+                f"{self.nodes} nodes over {self.hours:g} hours, lives of {self.mean_life_minutes:g} minutes "
+                f"and {self.storms_per_day:g} storms a day are about {draws:.2g} events",
+                f"ask for at most {MOST_DRAWS:g}: fewer nodes, hours or storms, or longer lives",
+            )
 
     @property
     def preemptions_per_node_hour(self) -> float:

@@ -2,11 +2,12 @@
 
 The same fold runs live (each event and command as it is journalled) and over a journal read back
 after a crash; it reads no clock.  What a node costs is decided by two numbers of its own log, the
-start and the stop, carried by ``NodeJoined`` and ``Lost``; what it did is decided by its leases.
+start and the stop, carried by ``NodeJoined`` and ``Lost``, or by the ``BootFailed`` of one that never
+joined; what it did is decided by its leases.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 from spotlight_core import events as ev
@@ -63,7 +64,7 @@ class CostLedger:
 
         Raises:
             BadInputError: a node joined from a pool that has no price.
-            FleetError: the same incarnation of a node joined twice.
+            FleetError: the same incarnation of a node began twice.
         """
         if isinstance(word, Event):
             self._now = max(self._now, word.at)
@@ -79,8 +80,13 @@ class CostLedger:
             case ev.PhaseChanged():
                 self._end_training()
                 self._training_since = self._now if word.phase == "train" else None
-            case ev.NodeJoined() | ev.Notice() | ev.Lost() | ev.ActorLost():
+            case ev.NodeJoined() | ev.BootFailed() | ev.Notice() | ev.Lost() | ev.ActorLost():
                 self._node_event(word)
+
+    @property
+    def bills(self) -> Collection[NodeBill]:
+        """Every node's life so far, in the order in which they were heard of."""
+        return self._bills.values()
 
     def lives(self, now: float) -> Iterator[tuple[NodeBill, list[Piece]]]:
         """Every node's life with what it did up to ``now``, cut wherever that changed."""
@@ -142,10 +148,14 @@ class CostLedger:
         """Time of the last event seen."""
         return self._now
 
-    def _node_event(self, word: ev.NodeJoined | ev.Notice | ev.Lost | ev.ActorLost) -> None:
+    def _node_event(self, word: ev.NodeJoined | ev.BootFailed | ev.Notice | ev.Lost | ev.ActorLost) -> None:
         match word:
             case ev.NodeJoined():
-                self._joined((word.node, word.incarnation), word)
+                self._began(word, word.started_at)
+            case ev.BootFailed():
+                if word.started_at is not None and word.stopped_at is not None:
+                    bill = self._began(word, word.started_at)
+                    bill.stopped_at = max(word.started_at, word.stopped_at)
             case ev.Notice():
                 # The fleet's own are no preemption: it lets a node go that it no longer needs.
                 if word.source != FLEET:
@@ -171,22 +181,24 @@ class CostLedger:
             case ev.Failed() | ev.Abandon():
                 self._break(word.lease, self._now)
 
-    def _joined(self, key: NodeKey, word: ev.NodeJoined) -> None:
+    def _began(self, word: ev.NodeJoined | ev.BootFailed, started_at: float) -> NodeBill:
         # An unknown pool fails here, when its node first costs something, not at the end of a run.
         self.prices.usd_per_hour(word.pool)
+        key = (word.node, word.incarnation)
         if key in self._bills:
-            problem = f"node {word.node} joined twice as incarnation {word.incarnation}"
+            problem = f"node {word.node} began twice as incarnation {word.incarnation}"
             raise FleetError(
                 problem, "count incarnations on across restarts, or its first bill is overwritten"
             )
-        self._bills[key] = NodeBill(
+        bill = self._bills[key] = NodeBill(
             node=word.node,
             incarnation=word.incarnation,
             pool=word.pool,
             gpus=word.gpus,
             epoch=word.epoch,
-            started_at=word.started_at,
+            started_at=started_at,
         )
+        return bill
 
     def _start(self, word: ev.Start) -> None:
         self._break(word.lease, self._now)  # a lease's name is used once; a reused one ends its first use

@@ -1,16 +1,15 @@
 """What a trace holds: nodes over time, how often they are taken, how often many at once."""
 
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from spotlight_core.market.backoff import STORM_SECONDS, storm_size
 from spotlight_core.market.progress import ProgressTrace
 from spotlight_core.market.traces import ClockEvent, ClockTrace
 
-STORM_SECONDS = 60.0
 BUCKETS = 72
 
 
@@ -19,8 +18,8 @@ class TraceSummary:
     """A clock-keyed trace from its beginning to its last event.
 
     ``nodes_over_time``: time-weighted means over equal stretches.  ``preemptions_per_node_hour`` counts
-    the time that nodes are there.  ``storms``: stretches of ``STORM_SECONDS`` in which at least three
-    nodes and half of those present went.
+    the time that nodes are there.  ``storms``: stretches of ``STORM_SECONDS`` in which
+    ``storm_size`` of those present went.
     """
 
     hours: float
@@ -115,7 +114,7 @@ def _storms(gone: Sequence[float], levels: Sequence[tuple[float, int]]) -> int:
             inside += 1
         while before + 1 < len(levels) and levels[before + 1][0] < gone[index]:
             before += 1
-        if inside - index >= max(3, math.ceil(levels[before][1] / 2)):
+        if inside - index >= storm_size(levels[before][1]):
             found += 1
             index = inside
         else:

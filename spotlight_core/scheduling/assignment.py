@@ -184,7 +184,7 @@ class Assignment:
         counters = self._counters
         counters.leases = number = counters.leases + 1
         name = f"{event.epoch}.{number}"
-        entry.lease = lease = Lease(id=name, entry=entry, group=group)
+        entry.lease = lease = Lease(id=name, entry=entry, group=group, state_ref=entry.state_ref)
         entry.status = "in_flight"
         ahead = group.running is not None
         if ahead:

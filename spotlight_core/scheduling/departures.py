@@ -4,7 +4,7 @@ from spotlight_core.events import Abandon, Alarm, Command, Event, Release, SetTi
 from spotlight_core.scheduling.groups import Groups
 from spotlight_core.scheduling.leases import Leases
 from spotlight_core.scheduling.queue import Queue
-from spotlight_core.scheduling.records import Counters, Group, Lease, Node, SchedulingRules
+from spotlight_core.scheduling.records import EXCUSED, Counters, Group, Lease, Node, SchedulingRules
 
 
 class Departures:
@@ -39,6 +39,16 @@ class Departures:
         if lease.begun and not lease.abandoned and entry.state_ref is None:
             self._counters.recomputed += 1
         self._queue.wait(entry)
+
+    def excuse(self, lease: Lease, why: str, commands: list[Command]) -> None:
+        """The lease ended by itself through nobody's fault: its request waits again, but not for ever."""
+        entry = lease.entry
+        entry.excused += 1
+        if entry.lease is lease and entry.excused > EXCUSED * self._rules.max_attempts:
+            detail = f"{entry.excused} leases ended through no fault of its own, the last one with: {why}"
+            self.give_up(lease, detail, commands)
+        else:
+            self.take_back(lease, why, commands, is_failure=False)
 
     def give_up(self, lease: Lease, detail: str, commands: list[Command]) -> None:
         """The lease's request is aborted."""

@@ -4,7 +4,7 @@ from heapq import heapify, heappop, heappush
 
 from spotlight_core.events import NodeKey
 from spotlight_core.scheduling.order import KINDS, URGENCY, Order
-from spotlight_core.scheduling.records import Entry, HeapItem, Lease, Shelf
+from spotlight_core.scheduling.records import Entry, HeapItem, Lease, Result, Shelf
 from spotlight_core.types import GenerationRequest, PolicyVersion
 
 _SLACK = 64  # settled entries that a heap may hold before it is swept
@@ -19,7 +19,7 @@ class Queue:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.entries: dict[str, Entry] = {}
-        self.settled: dict[str, str | None] = {}  # digest of the result, None when there is none
+        self.settled: dict[str, Result | None] = {}  # None when it was cancelled or given up
         self.waiting = [0] * len(KINDS)
         self.ready: tuple[dict[Shelf, None], ...] = tuple({} for _ in KINDS)
         self._shelves: dict[tuple[str, int, str], Shelf] = {}
@@ -100,7 +100,7 @@ class Queue:
         others = (item for item in heap if item[2].status == "pending" and item[2].failed_on != avoided_by)
         return min(others, default=None)
 
-    def settle(self, entry: Entry, digest: str | None) -> Lease | None:
+    def settle(self, entry: Entry, result: Result | None) -> Lease | None:
         """The entry's end; returns the lease that it still had, which is no longer its own."""
         name = entry.request.id
         was_pending = entry.status == "pending"
@@ -109,7 +109,7 @@ class Queue:
             self._no_longer_waits(entry.shelf, entry.urgency)
             self._sweep(entry.shelf, entry.urgency)
         del self.entries[name]
-        self.settled[name] = digest
+        self.settled[name] = result
         lease, entry.lease = entry.lease, None
         return lease
 

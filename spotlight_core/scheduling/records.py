@@ -18,12 +18,16 @@ Status = Literal["pending", "in_flight", "yielding", "settled"]
 HeapItem = tuple[float, int, "Entry"]  # key, arrival, entry: two entries never share an arrival
 
 
+EXCUSED = 10  # a store that stays away must not have a request start for ever
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingRules:
     """Limits of the queue.
 
     ``lease_seconds``: silence after which a lease, or a load of weights, is taken for lost.
-    ``max_attempts``: failures of one request; what a provider takes away is none.
+    ``max_attempts``: failures of one request; what a provider takes away is none.  Leases that end through
+    nobody's fault, as when the Tensor Store is away, are none either, but ``EXCUSED`` times as many end it.
     ``max_node_failures``: failures in a row after which a node is let go.
     ``nodes_seconds``: how long requests wait for any node at all.
     ``prefetch``: hand a group its next request while it denoises the one before.
@@ -65,21 +69,32 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, eq=False):
     state_ref: str | None = None
     state_digest: str | None = None
     failures: int = 0
+    excused: int = 0
     failed_on: NodeKey | None = None  # tried elsewhere first, if there is an elsewhere
 
 
 class Lease(msgspec.Struct, kw_only=True, gc=False, eq=False):
     """A request on a group, until ``alive_until`` unless the group gives another sign of life.
 
-    ``begun`` once the group denoises it; ``abandoned`` when it was told to drop it.
+    ``begun`` once the group denoises it; ``abandoned`` when it was told to drop it.  ``state_ref``: the
+    commit that it began from.
     """
 
     id: str
     entry: Entry
     group: "Group"
+    state_ref: str | None = None
     alive_until: float = 0.0
     begun: bool = False
     abandoned: bool = False
+
+
+class Result(msgspec.Struct, gc=False, eq=False):
+    """What a request that is done has come to: where it is, its digest, and what it was asked of."""
+
+    ref: str
+    digest: str
+    shelf: "Shelf"
 
 
 @dataclass(slots=True, eq=False)

@@ -31,6 +31,7 @@ from spotlight_core.events import (
     Phase,
     PhaseChanged,
     SetTimer,
+    Settle,
     Started,
     Submitted,
     Timer,
@@ -44,6 +45,7 @@ from spotlight_core.scheduling.order import KINDS, URGENCY, FirstComeFirstServed
 from spotlight_core.scheduling.queue import Queue
 from spotlight_core.scheduling.records import Counters, Group, Node, QueueSnapshot, SchedulingRules
 from spotlight_core.scheduling.results import Results
+from spotlight_core.types import GenerationRequest
 
 
 class RequestScheduler:
@@ -120,10 +122,19 @@ class RequestScheduler:
                 shelf = queue.shelf(policy)
             if queue.submit(request, shelf, deadline, counters.leases):
                 counters.submitted += 1
-            elif request.id in queue.entries and queue.entries[request.id].shelf is not shelf:
-                detail = f"{request.id} was submitted for {queue.entries[request.id].shelf.policy.name}"
-                commands.append(Alarm(detail=f"{detail}, and again for {request.policy.name}"))
+            else:
+                self._submitted_again(request, commands)
         self._assignment.assign(event, commands)
+
+    def _submitted_again(self, request: GenerationRequest, commands: list[Command]) -> None:
+        """One that is here is waited for by one client more; one that is done is told of again."""
+        entry, result = self._queue.entries.get(request.id), self._queue.settled.get(request.id)
+        known = entry or result
+        if known is not None and known.shelf is not self._queue.shelf(request.policy):
+            detail = f"{request.id} was submitted for {known.shelf.policy.name}"
+            commands.append(Alarm(detail=f"{detail}, and again for {request.policy.name}"))
+        elif result is not None:
+            commands.append(Settle(request=request.id, outcome="done", ref=result.ref))
 
     # -- groups and nodes -----------------------------------------------------------------------------
 
@@ -136,9 +147,10 @@ class RequestScheduler:
 
     def _noticed(self, event: Notice, commands: list[Command]) -> None:
         node = self._groups.nodes.get((event.node, event.incarnation))
-        if node is None or node.noticed:
+        if node is None:
             return
-        node.noticed = event.source != "fleet"
+        # Said again, it changes nothing unless its deadline is an earlier one.
+        node.noticed = node.noticed or event.source != "fleet"
         self._departures.drain(node, event.at + event.seconds_left, "notice", event, commands)
 
     def _lost(self, event: Lost, commands: list[Command]) -> None:

@@ -15,9 +15,7 @@ from spotlight_core.scheduling.assignment import Assignment
 from spotlight_core.scheduling.departures import Departures
 from spotlight_core.scheduling.leases import Leases
 from spotlight_core.scheduling.queue import Queue
-from spotlight_core.scheduling.records import Counters, Group, Lease
-
-ABANDONED = "abandoned"  # the error of a lease that ended because it was told to
+from spotlight_core.scheduling.records import Counters, Group, Lease, Result
 
 
 class Results:
@@ -42,7 +40,7 @@ class Results:
         if lease is None or lease.entry.lease is not lease or lease.entry.request.id != event.request:
             self._finished_late(event, commands)
             return
-        self._queue.settle(lease.entry, event.digest)
+        self._queue.settle(lease.entry, Result(event.ref, event.digest, lease.entry.shelf))
         commands.append(Settle(request=event.request, outcome="done", ref=event.ref))
         lease.group.node.failures_in_a_row = 0
         self._leases.end(lease)
@@ -78,7 +76,7 @@ class Results:
         elif entry is None:
             commands.append(Alarm(detail=f"a result for {name}, which was never submitted"))
         else:
-            twin = queue.settle(entry, event.digest)
+            twin = queue.settle(entry, Result(event.ref, event.digest, entry.shelf))
             commands.append(Settle(request=name, outcome="done", ref=event.ref))
             if twin is not None and twin is not lease:
                 self._departures.abandon(twin, commands)
@@ -91,9 +89,9 @@ class Results:
         return ours and not self._queue.is_of_former_life(name, lease)
 
     def _repeated(self, event: Finished, commands: list[Command]) -> None:
-        digest = self._queue.settled[event.request]
-        if digest is not None and digest != event.digest:
-            detail = f"two results of {event.request} differ: {digest} and {event.digest}"
+        result = self._queue.settled[event.request]
+        if result is not None and result.digest != event.digest:
+            detail = f"two results of {event.request} differ: {result.digest} and {event.digest}"
             commands.append(Alarm(detail=detail))
         else:
             self._counters.duplicates_dropped += 1
@@ -127,13 +125,15 @@ class Results:
         if lease is None:
             return
         entry, node = lease.entry, lease.group.node
-        told_to = lease.abandoned or event.error == ABANDONED
         self._leases.end(lease)
-        if event.commit_lost:
+        # A later commit than the one that is damaged may be known: it stays what the request goes on from.
+        if event.commit_lost and entry.state_ref == lease.state_ref:
             entry.from_denoise_step, entry.state_ref, entry.state_digest = 0, None, None
-        if told_to:
+        if lease.abandoned:
             self._departures.take_back(lease, event.error, commands, is_failure=False)
-        elif not event.retryable:
+        elif event.fault == "nobody":
+            self._departures.excuse(lease, event.error, commands)
+        elif event.fault == "request":
             if entry.lease is lease:
                 self._departures.give_up(lease, event.error, commands)
         else:

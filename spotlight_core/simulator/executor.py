@@ -7,7 +7,6 @@ behind ``Work``: nothing in a simulation, real latents in the local executor.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from spotlight_core.costs import CostModel
 from spotlight_core.errors import FleetError
@@ -44,30 +43,8 @@ from spotlight_core.market.availability import ProgressMarket, Since
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.market.replay import ReplayWatcher, Strike
 from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
+from spotlight_core.simulator.work import NoWork, Work
 from spotlight_core.types import GenerationRequest
-
-
-class Work(Protocol):
-    """What denoising produces.  Called once per stretch of denoise steps."""
-
-    def finish(self, start: Start) -> tuple[str, str]:
-        """Run from the start's step to the end: ``(ref, digest)`` of the result."""
-        ...
-
-    def commit(self, start: Start, next_denoise_step: int) -> tuple[str, str]:
-        """Run from the start's step to before ``next_denoise_step``: ``(ref, digest)`` of the latents."""
-        ...
-
-
-class NoWork:
-    """A simulation's work: results are named after their request, so that equal ones agree."""
-
-    def finish(self, start: Start) -> tuple[str, str]:
-        return start.request.id, start.request.id
-
-    def commit(self, start: Start, next_denoise_step: int) -> tuple[str, str]:
-        name = f"{start.request.id}@{next_denoise_step}"
-        return name, name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +166,7 @@ class SimExecutor:
                 self._yield(command)
             case Abandon():
                 self._drop(command.lease)
-                self.post(Failed(lease=command.lease, error="abandoned", retryable=True))
+                self.post(Failed(lease=command.lease, error="abandoned", fault="nobody"))
             case Load() | Acquire() | Drain() | Release():
                 self._care(command)
             case SetTimer():

@@ -4,7 +4,6 @@ A file appears complete or not at all (temporary file, fsync, rename), so a node
 the trainer publishes never reads half of one.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from spotlight_core.durable import replacing
 from spotlight_core.errors import SpotlightError
 from spotlight_core.types import PolicyVersion, VersionLabel
 from spotlight_core.weights.digest import weights_digest
@@ -20,20 +20,9 @@ _SUFFIX = ".safetensors"
 
 
 def write_durably(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write safetensors to ``path``: temporary file beside it, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    """Write safetensors to ``path``, which is whole at any time; durable when it returns."""
+    with replacing(path) as temporary:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # without it the rename itself may not survive a power cut
-    finally:
-        os.close(folder)
 
 
 class WeightStore:

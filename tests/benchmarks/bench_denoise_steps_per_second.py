@@ -27,6 +27,7 @@ from spotlight_core.recipes import load_recipe
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.store import WeightStore
 from tests.benchmarks import Measurement
+from tests.core.executor.coordinator_rig import submit
 
 REQUESTS, ROUNDS, SEEDS = 24, 4, 8
 
@@ -54,7 +55,7 @@ def _bare(engine: DenoiseEngine, requests: Sequence[GenerationRequest]) -> float
 
 async def _through_ray(coordinator: Coordinator, requests: Sequence[GenerationRequest]) -> float:
     began = time.perf_counter()
-    async for _ in coordinator.submit(requests).results():
+    async for _ in submit(coordinator, requests).results():
         pass
     return time.perf_counter() - began
 

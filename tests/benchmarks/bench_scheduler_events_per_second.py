@@ -155,7 +155,7 @@ def build(step: Step) -> Event:
     if kind is Submitted:
         return Submitted(requests=(request,), deadline=at + (seq * 7919) % 600, at=at, seq=seq, epoch=1)
     if kind is Failed:
-        return Failed(lease=lease, error="cuda", retryable=True, at=at, seq=seq, epoch=1)
+        return Failed(lease=lease, error="cuda", fault="node", at=at, seq=seq, epoch=1)
     if kind is Committed:
         return Committed(
             lease=lease,

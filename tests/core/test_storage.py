@@ -167,6 +167,15 @@ def test_an_address_that_cannot_be_used_is_found_before_the_run(url: str, proble
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["/proc/spotlight", "s3://bucket/prefix", "gs://bucket/prefix"])
+def test_a_place_that_is_not_to_be_tried_is_not_touched(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    check_url(url, try_it=False)
+
+    with pytest.raises(BadInputError, match="begins with ftp://"):
+        check_url("ftp://host/folder", try_it=False)
+
+
 def test_the_check_of_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     check_url(str(tmp_path / "not" / "yet"))
     assert list(tmp_path.iterdir()) == []

@@ -100,7 +100,7 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def train(runs: Path, name: str, *options: str, recipe: str = "mini") -> str:
+def train(runs: Path, name: str, *options: str, recipe: str = "mini", seconds: float = 280) -> str:
     """Run to the end; the hash that the last line tells."""
     done = subprocess.run(
         command(runs, name, *options, recipe=recipe),
@@ -108,7 +108,7 @@ def train(runs: Path, name: str, *options: str, recipe: str = "mini") -> str:
         text=True,
         check=False,
         env=environment(),
-        timeout=280,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     word, _, digest = done.stdout.splitlines()[-1].partition(" ")

@@ -155,6 +155,26 @@ def test_a_dry_run_tells_the_plan_and_leaves_nothing(spotlight: Cli, tmp_path: P
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_reaches_for_no_store(spotlight: Cli, tmp_path: Path) -> None:
+    store = "fleet.store.url=/proc/no/store"
+    code, _, err = spotlight("train", "no_exploration", "--dry-run", "--override", store, "--trace", "none")
+    assert (code, err) == (0, "note: fleet.store.url = /proc/no/store is tried when the run starts\n")
+
+    said = refused(spotlight("train", "no_exploration", "--override", store, "--trace", "none"), tmp_path)
+    assert said.startswith("fleet.store.url = '/proc/no/store/no_exploration-")
+
+
+def test_facts_that_are_garbage_stop_a_resume_with_one_line(spotlight: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "quickstart"
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text("{}")
+    (folder / "run.json").write_text("{")
+
+    code, _, err = spotlight("train", "quickstart", "--resume")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "run.json cannot be read" in err
+
+
 def test_a_run_that_exists_is_not_overwritten(spotlight: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "quickstart"
     folder.mkdir(parents=True)

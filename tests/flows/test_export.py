@@ -17,12 +17,13 @@ from flows.targets import Target, chosen_weights, find_target
 from spotlight_core.config import RunConfig
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.diffusion.policy import policy_weights
+from spotlight_core.durable import write_text
 from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.recipes import load_recipe
 from spotlight_core.types import Batch, Evaluation, PolicyVersion, RunState
 from spotlight_core.weights.store import WeightStore
 from tasks import checkpoints
-from tasks.run_folder import RunFolder, append_record, write_json, write_text
+from tasks.run_folder import RunFolder, append_record, write_json
 from tests.core.diffusion.models.tiny_pipelines import FRAMES, HEIGHT, WIDTH, save_pipeline
 
 RECIPES = {

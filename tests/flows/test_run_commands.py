@@ -101,3 +101,28 @@ def test_a_running_run_is_audited_as_far_as_it_has_come(spotlight: Cli, runs: Pa
     assert code == 0
     assert "2 requests, 2 open" in out
     assert "not finished" in out
+
+
+@pytest.mark.parametrize("command", ["explain", "audit"])
+@pytest.mark.parametrize("file", ["recipe.json", "run.json", "journal.jsonl"])
+@pytest.mark.parametrize(
+    "garbage", [b"{\n", b"[]\n", b"\xff\n", None], ids=["cut", "list", "bytes", "folder"]
+)
+def test_a_file_that_is_garbage_is_one_line(
+    spotlight: Cli, runs: Path, command: str, file: str, garbage: bytes | None
+) -> None:
+    write(runs / "one", kept())
+    path = runs / "one" / file
+    path.unlink()
+    if garbage is None:
+        path.mkdir()
+    else:
+        path.write_bytes(garbage)
+
+    code, out, err = spotlight(command, "one")
+    if (command, file) == ("explain", "run.json"):  # which it does not ask
+        assert (code, err) == (0, "")
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("error: ")
+        assert file in err

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.same_recipe import replayed
+from spotlight_core.data.prompts import read_prompts
+from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.errors import BadInputError
 from spotlight_core.recipes import load_recipe
 from spotlight_core.types import Decision
@@ -19,7 +21,12 @@ def runs(tmp_path: Path) -> Path:
     folder.path.mkdir()
     config = load_recipe("quickstart", ["name=live", "iterations=2", "decisions=live"])
     folder.recipe.write_text(config.model_dump_json(), encoding="utf-8")
-    decision = Decision(iteration=1, arm=None, selected={"a": (0,)}, complete={"a": True})
+    data = config.data
+    sampler = GroupSampler(prompts=read_prompts(data.prompts, "train"), rng_seed=config.rng_seed)
+    batch = sampler.batch(data.prompts_per_iteration, data.prompts_per_iteration)
+    seeds = tuple(range(3, 3 + data.seeds_per_prompt))
+    selected = {prompt.occurrence: seeds for prompt in batch}
+    decision = Decision(iteration=1, arm=None, selected=selected, complete={})
     folder.decisions.write_text(json.dumps(asdict(decision)) + "\n", encoding="utf-8")
     return tmp_path
 
@@ -48,6 +55,10 @@ def test_a_run_that_is_not_there_or_has_not_gone_as_far_is_refused(runs: Path) -
     config = load_recipe("quickstart", ["iterations=2"])
     with pytest.raises(BadInputError, match="no run 'other'"):
         replayed(config, runs, "other")
-    (runs / "live" / "decisions.jsonl").write_text("", encoding="utf-8")
+    log = runs / "live" / "decisions.jsonl"
+    log.write_text(log.read_text().replace('"selected": {"', '"selected": {"x'), encoding="utf-8")
+    with pytest.raises(BadInputError, match="other prompts for iteration 1"):
+        replayed(config, runs, "live")
+    log.write_text("", encoding="utf-8")
     with pytest.raises(BadInputError, match="none for iteration 1 of 2"):
         replayed(config, runs, "live")

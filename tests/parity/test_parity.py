@@ -1,10 +1,12 @@
 """What holds live, local and simulated together: the same decisions from the same code."""
 
+import json
+
 import numpy as np
 
 from spotlight_core.diffusion.engine import DenoiseEngine
 from spotlight_core.diffusion.tiny.model import TinyQwenImage
-from spotlight_core.events import Event, Start, to_dict
+from spotlight_core.events import Event, Start, encode
 from spotlight_core.executor.local import LocalExecutor
 from spotlight_core.scheduling.records import SchedulingRules
 from spotlight_core.scheduling.requests import RequestScheduler
@@ -15,7 +17,11 @@ from tests.parity.conftest import COSTS, PREEMPTIONS, VirtualRun, small_recipe, 
 def words(run: VirtualRun) -> list[dict[str, object]]:
     """The run's words without digests and refs, which name contents and not decisions."""
     return [
-        {key: value for key, value in to_dict(word).items() if key not in ("digest", "ref", "state_digest")}
+        {
+            key: value
+            for key, value in json.loads(encode(word)).items()
+            if key not in ("digest", "ref", "state_digest")
+        }
         for word in run.words
     ]
 

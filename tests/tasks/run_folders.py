@@ -84,7 +84,7 @@ class Journal:
         lines = []
         for seq, (at, word) in enumerate(sorted(self.words, key=lambda item: item[0])):
             stamped = word.stamped(at, seq, 1) if isinstance(word, ev.Event) else word
-            lines.append(json.dumps(ev.to_dict(stamped)))
+            lines.append(ev.encode(stamped).decode())
         (self.folder / "journal.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from spotlight_core.journal import JournalFollower
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.prices import PriceBook
 from tasks import accounts
-from tasks.accounts import LiveLedger, SpotNodes
+from tasks.accounts import LiveLedger, SpotNodes, check_ends
 
 PRICES = PriceBook({"reserved": 3600.0, "spot": 36.0})
 
@@ -76,8 +76,20 @@ def test_a_word_that_cannot_be_accounted_for_fails_every_later_answer(tmp_path: 
     append(path, joined("spot-0", "spot", 100.0, 1), joined("spot-0", "spot", 101.0, 2), Timer(id="x", seq=3))
 
     for _ in range(2):
-        with pytest.raises(FleetError, match="joined twice"):
+        with pytest.raises(FleetError, match="twice"):
             live.read(lambda it: it.usd(110.0))
+
+
+def test_a_node_without_an_end_is_named_when_the_fleet_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    live = ledger(path, Counts())
+    append(path, joined("reserved-0", "reserved", 100.0, 1), joined("spot-0", "spot", 100.0, 2))
+    append(path, lost("spot-0", 105.0, 3))
+    with pytest.raises(FleetError, match="the end of reserved-0 is not in the journal"):
+        live.read(check_ends)
+
+    append(path, lost("reserved-0", 106.0, 4))
+    live.read(check_ends)
 
 
 def test_a_damaged_line_fails_every_later_answer(tmp_path: Path) -> None:

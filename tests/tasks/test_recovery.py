@@ -8,15 +8,16 @@ import pytest
 
 from spotlight_core.arrays import to_bytes
 from spotlight_core.config import RunConfig
-from spotlight_core.events import Lost, NodeJoined, encode
+from spotlight_core.durable import write_text
+from spotlight_core.events import Lost, NodeJoined, SetTimer, Started, encode
 from spotlight_core.executor.client import find
 from spotlight_core.executor.node_log import NodeLog
 from spotlight_core.executor.processes import spawn
 from spotlight_core.journal import read_words
 from spotlight_core.storage import store_url
 from spotlight_core.tensor_store import TensorStore
-from tasks.recovery import sweep
-from tasks.run_folder import RunFolder, write_text
+from tasks.recovery import begin_epoch, sweep
+from tasks.run_folder import RunFolder
 from tests.core.executor.coordinator_rig import RIG
 
 ROOT = Path(__file__).parents[2]
@@ -52,12 +53,23 @@ def test_nodes_that_nobody_ended_are_buried_once_behind_the_last_whole_line(fold
     joined = NodeJoined(
         node="spot-0", incarnation=1, pool="spot", gpus=1, started_at=100.0, at=101.0, seq=7, epoch=2
     )
-    folder.journal.write_bytes(encode(joined) + b'\n{"word":"Sta')
+    later = SetTimer(id="nodes/1", at=5_000.0)  # a time to come, which no node was paid for
+    folder.journal.write_bytes(encode(joined) + b"\n" + encode(later) + b'\n{"word":"Sta')
     sweep(folder)
     sweep(folder)
 
     lost = Lost(node="spot-0", incarnation=1, cause="shutdown", stopped_at=101.0, at=101.0, seq=8, epoch=2)
-    assert list(read_words(folder.journal)) == [joined, lost]
+    assert list(read_words(folder.journal)) == [joined, later, lost]
+
+
+def test_an_epoch_is_higher_than_any_before_and_noted_at_once(folder: RunFolder) -> None:
+    assert begin_epoch(folder) == 0
+    assert folder.facts() == {"run_id": folder.run_id, "epoch": 0}
+    assert begin_epoch(folder) == 1, "the start before journalled nothing"
+    folder.journal.write_bytes(encode(Started(lease="7.1", seq=1, epoch=7)) + b"\n")
+    assert begin_epoch(folder) == 8
+    assert begin_epoch(folder) == 9
+    assert folder.facts()["epoch"] == 9
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

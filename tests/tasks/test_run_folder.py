@@ -30,6 +30,15 @@ def test_the_run_id_is_a_function_of_the_folder(tmp_path: Path) -> None:
     assert one.run_id.startswith("a-")
 
 
+@pytest.mark.parametrize("said", ["{", "[]", "7", '{"epoch": "x"}', "\udcff"])
+def test_facts_that_are_garbage_are_one_clear_error(tmp_path: Path, said: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.run_json.write_bytes(said.encode("utf-8", "surrogateescape"))
+
+    with pytest.raises(BadInputError, match=r"run\.json cannot be read"):
+        folder.facts()
+
+
 def test_a_second_process_is_refused_and_told_who_holds_the_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()

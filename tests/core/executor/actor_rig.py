@@ -31,13 +31,16 @@ REQUEST = GenerationRequest(
 
 
 class MemoryStore:
-    """Commits by ref.  ``trouble`` is raised instead of an answer; puts wait while ``open`` is not set."""
+    """Commits by ref.  ``trouble`` is raised instead of an answer; puts wait while ``open`` is not
+    set, gets while ``readable`` is not."""
 
     def __init__(self) -> None:
         self.payloads: dict[str, bytes] = {}
         self.trouble: StoreAway | SpotlightError | None = None
         self.open = threading.Event()
         self.open.set()
+        self.readable = threading.Event()
+        self.readable.set()
         self.asked: list[int] = []
 
     def put(self, lease: str, request: str, next_denoise_step: int, payload: bytes) -> tuple[str, str]:
@@ -50,6 +53,7 @@ class MemoryStore:
         return ref, payload_digest(payload)
 
     def get(self, ref: str, digest: str) -> bytes:
+        assert self.readable.wait(20)
         if self.trouble is not None:
             raise self.trouble
         if ref not in self.payloads:

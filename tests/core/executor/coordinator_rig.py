@@ -4,12 +4,13 @@ Run as a module it is the coordinator's process with these parts.  Files in the 
 of it fail: ``bad-parts``, ``bad-start``, ``dead-head``.
 """
 
+import asyncio
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,13 @@ from spotlight_core.events import (
     Word,
 )
 from spotlight_core.executor.client import CoordinatorClient, find
+from spotlight_core.executor.coordinator import Coordinator
 from spotlight_core.executor.coordinator_process import main
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.parts import Parts
 from spotlight_core.executor.processes import spawn
 from spotlight_core.executor.results import Results
+from spotlight_core.executor.submission import Submission
 from spotlight_core.types import Fidelity, GenerationRequest, Kind, PolicyVersion, Prompt
 
 RIG = "tests.core.executor.coordinator_rig"
@@ -93,7 +96,8 @@ class Nodes:
     def execute(self, command: Command) -> None:
         if isinstance(command, Start):
             name = command.request.id
-            self.results.put(name, to_bytes({"seeds": np.array(command.request.seeds, dtype=np.int64)}))
+            self.results.begin(name, name)
+            self.results.put(name, name, to_bytes({"seeds": np.array(command.request.seeds, dtype=np.int64)}))
             self._inbox.post(Finished(lease=command.lease, request=name, ref=name, digest="d"))
 
 
@@ -142,6 +146,15 @@ def build(config: RunConfig, folder: Path, run_id: str, inbox: Inbox) -> Parts:
 
 
 # -- its process -----------------------------------------------------------------------------------
+
+
+def submit(
+    coordinator: Coordinator, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
+) -> Submission:
+    """Queue requests in this process; call it from the event loop that will read the results."""
+    submission = Submission(requests, asyncio.get_running_loop())
+    coordinator.queue(requests, submission, deadline_seconds)
+    return submission
 
 
 def run_folder(path: Path) -> Path:

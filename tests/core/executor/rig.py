@@ -34,6 +34,7 @@ from spotlight_core.scheduling.records import SchedulingRules
 from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.store import WeightStore
+from tests.core.executor.coordinator_rig import submit
 
 STEPS = 6
 
@@ -71,7 +72,7 @@ class Rig:
         """Digests of the results by request; ``meanwhile`` runs in a thread beside it."""
 
         async def results() -> dict[str, str]:
-            submission = self.coordinator.submit(requests)
+            submission = submit(self.coordinator, requests)
             digests, _ = await asyncio.gather(self._digests(submission), asyncio.to_thread(meanwhile))
             return digests
 

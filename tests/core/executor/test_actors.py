@@ -19,7 +19,17 @@ from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.executor.messages import Began, CommittedState, FinishedResult, Message, Noticed
 from spotlight_core.types import Fidelity, PolicyVersion
 from spotlight_core.weights.store import WeightStore
-from tests.core.executor.actor_rig import REQUEST, bare_digest, make_actor, point, run, save_weights, start
+from tests.core.executor.actor_rig import (
+    REQUEST,
+    MemoryStore,
+    bare_digest,
+    make_actor,
+    point,
+    run,
+    save_weights,
+    start,
+)
+from tests.core.executor.rig import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -177,12 +187,60 @@ def test_load_confirms_what_it_runs(tmp_path: Path, weights: Path, expected: str
         actor.load(PolicyVersion(label="old", number=7, digest="d"))
 
 
-def test_stopping_abandons_what_runs_and_answers_who_waits(tmp_path: Path, weights: Path) -> None:
-    actor, _ = make_actor(tmp_path, weights, points=(point("notice", 2, 60.0),))
+def test_work_that_is_abandoned_after_its_last_step_gives_no_result(tmp_path: Path, weights: Path) -> None:
+    actor, _ = make_actor(tmp_path, weights)
+    stream = actor.generate(start("a"))
+    assert next(stream) == Began()
+    with pytest.raises(SpotlightError, match="old-7"):  # a load comes after all denoising before it
+        actor.load(PolicyVersion(label="old", number=7, digest="d"))
+    actor.abandon("a")
+    assert list(stream) == []
+
+
+def test_a_request_whose_state_takes_long_keeps_its_place_in_line(
+    tmp_path: Path, weights: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotlight_core.executor.leases.TURN_SECONDS", 0.2)
+    store = MemoryStore()
+    actor, _ = make_actor(tmp_path, weights, points=(point("notice", 3, 60.0),), store=store)
+    actor.yield_lease("first")
+    commit = run(actor, "first")[-1]
+    assert isinstance(commit, CommittedState)
+    store.readable.clear()
+    began: list[str] = []
+
+    def follow(lease: str, commit: CommittedState | None, after: str | None) -> list[Message]:
+        messages = []
+        for message in actor.generate(start(lease, commit), after):
+            began.extend([lease] if message == Began() else [])
+            messages.append(message)
+        return messages
+
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(actor.until_stopped)
-        stream = actor.generate(start("a"))
-        assert [type(next(stream)) for _ in range(2)] == [Began, Noticed]
-        actor.stop()
-        assert list(stream) == []
-        assert waiting.result(20) is None
+        ahead = pool.submit(follow, "a", commit, "first")
+        behind = pool.submit(follow, "b", None, "a")
+        lined_up = wait_until(lambda: "b" in actor._leases._in_line, 20)
+        began_meanwhile = wait_until(lambda: bool(began), 0.5)
+        store.readable.set()
+        check_finished(ahead.result(20)[-1], expected)
+        check_finished(behind.result(20)[-1], expected)
+    assert (lined_up, began_meanwhile) == (True, False)
+    assert began == ["a", "b"]
+
+
+def test_a_request_that_is_abandoned_before_its_state_is_there_holds_nobody_up(
+    tmp_path: Path, weights: Path, expected: str
+) -> None:
+    store = MemoryStore()
+    actor, _ = make_actor(tmp_path, weights, points=(point("notice", 3, 60.0),), store=store)
+    actor.yield_lease("first")
+    commit = run(actor, "first")[-1]
+    assert isinstance(commit, CommittedState)
+    store.readable.clear()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(run, actor, "a", commit)
+        assert wait_until(lambda: "a" in actor._leases._in_line, 20)
+        actor.abandon("a")
+        check_finished(run(actor, "b")[-1], expected)
+        store.readable.set()
+        assert waiting.result(20) == []

@@ -74,7 +74,9 @@ def test_commits_come_at_half_the_bound(
 
 def test_every_commit_resumes_to_the_same_bits(tmp_path: Path, weights: Path, expected: str) -> None:
     actor, _ = make_actor(tmp_path, weights, commit_every=4)
-    for commit in commits_of(run(actor, "a")):
+    commits = commits_of(run(actor, "a"))
+    assert [commit.next_denoise_step for commit in commits] == [2, 4, 6]
+    for commit in commits:
         check_finished(run(actor, f"from-{commit.next_denoise_step}", commit)[-1], expected)
 
 

@@ -12,7 +12,7 @@ from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.coordinator_process import Fence, Order, Superseded
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.journal import read_words
-from tests.core.executor.coordinator_rig import Nodes, Straight, request, until
+from tests.core.executor.coordinator_rig import Nodes, Straight, request, submit, until
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_request_goes_through_and_every_word_is_journalled_in_order(path: Path
     made, _ = coordinator(Journal(path))
 
     async def run() -> list[tuple[str, str]]:
-        submission = made.submit([request("a"), request("b")], deadline_seconds=5.0)
+        submission = submit(made, [request("a"), request("b")], deadline_seconds=5.0)
         return [(each.id, ref) async for each, ref in submission.results()]
 
     assert asyncio.run(run()) == [("a", "a"), ("b", "b")]
@@ -56,10 +56,10 @@ def test_a_word_is_on_disk_before_it_is_executed(path: Path) -> None:
     made = Coordinator(decider=Straight(), nodes=Watching(inbox), inbox=inbox, journal=Journal(path))
     made.start()
 
-    async def submit() -> None:
-        made.submit([request("a")])
+    async def queue() -> None:
+        submit(made, [request("a")])
 
-    asyncio.run(submit())
+    asyncio.run(queue())
     made.close()
     assert seen == [["Submitted", "Start"]]
 
@@ -68,11 +68,11 @@ def test_an_alarm_fails_who_waits_and_who_comes_later_and_the_rest_is_still_jour
     made, inbox = coordinator(Journal(path))
 
     async def run() -> None:
-        waiting = made.submit([request("never", kind="explore"), request("alarm")])
+        waiting = submit(made, [request("never", kind="explore"), request("alarm")])
         with pytest.raises(FleetError, match="two results of alarm differ"):
             _ = [ref async for _, ref in waiting.results()]
         with pytest.raises(FleetError, match="two results of alarm differ"):
-            made.submit([request("b")])
+            submit(made, [request("b")])
 
     asyncio.run(run())
     inbox.post(PhaseChanged(phase="train", iteration=1))
@@ -91,7 +91,7 @@ def test_a_fault_of_the_decider_is_told_to_who_waits(path: Path) -> None:
 
     async def run() -> None:
         with pytest.raises(FleetError, match="spot-7"):
-            _ = [ref async for _, ref in made.submit([request("a")]).results()]
+            _ = [ref async for _, ref in submit(made, [request("a")]).results()]
 
     asyncio.run(run())
     made.close()
@@ -101,7 +101,7 @@ def test_closing_fails_who_still_waits(path: Path) -> None:
     made, _ = coordinator(Journal(path))
 
     async def run() -> None:
-        waiting = made.submit([request("never", kind="explore")])
+        waiting = submit(made, [request("never", kind="explore")])
         made.close()
         with pytest.raises(FleetError, match="closed"):
             _ = [ref async for _, ref in waiting.results()]
@@ -146,7 +146,7 @@ def test_a_coordinator_that_was_replaced_writes_not_one_more_word(tmp_path: Path
 def test_a_fence_lets_its_own_epoch_and_unreadable_files_pass(tmp_path: Path) -> None:
     fence = Fence(Order(run_folder=tmp_path, run_id="r", epoch=2))
     fence()
-    for said in ('{"epoch": 2}', '{"ep', "{}", '{"epoch": 1}'):
+    for said in ('{"epoch": 2}', '{"ep', "{}", '{"epoch": 1}', "[]", '{"epoch": "x"}'):
         (tmp_path / "run.json").write_text(said)
         fence()
     (tmp_path / "coordinator.json").write_text('{"epoch": 3}')

@@ -204,8 +204,9 @@ def test_a_term_signal_is_an_orderly_end(
     assert lost(folder) == BOTH
 
 
+@pytest.mark.parametrize("terminated", [False, True])
 def test_one_that_was_paused_and_replaced_says_not_one_more_word(
-    folder: Path, client: CoordinatorClient, started: list["subprocess.Popen[bytes]"]
+    folder: Path, client: CoordinatorClient, started: list["subprocess.Popen[bytes]"], terminated: bool
 ) -> None:
     """Its lock is pretended to have gone to the newer one, as on a file system that keeps none."""
     client.wait_ready()
@@ -217,6 +218,8 @@ def test_one_that_was_paused_and_replaced_says_not_one_more_word(
     other = connect(folder, 2, newer)
     other.wait_ready()
     before = (folder / "journal.jsonl").read_bytes()
+    if terminated:  # an orderly end, too, would take the newer one's file and nodes
+        started[0].terminate()
     started[0].send_signal(signal.SIGCONT)
 
     assert started[0].wait(30) == SUPERSEDED

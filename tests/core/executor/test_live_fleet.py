@@ -44,7 +44,7 @@ TRACE = ProgressTrace(
             seconds_left=20.0,
         ),
         ProgressPoint(
-            iteration=0, phase="rollout", node="spot-1", event="kill", nth_request=1, denoise_step=3
+            iteration=0, phase="rollout", node="spot-1", event="kill", nth_request=1, denoise_step=4
         ),
         ProgressPoint(iteration=1, phase="rollout", node="spot-0", event="return"),
     )
@@ -79,9 +79,9 @@ def test_preempted_requests_end_with_the_same_bits_and_nothing_is_left(rig: Rig)
     assert losses == {("spot-0", "released"), ("spot-1", "killed")}
     log = NodeLog(folder=rig.folder / "nodes")
     assert (log.struck("spot-1", 1), log.struck("spot-0", 1)) == (True, False)
-    (struck,) = [request for request in resumed if request != released.request] or [None]
-    if struck is not None:  # killed before step 3: the commit of step 2 may have been acknowledged
-        assert resumed[struck].from_denoise_step == 2
+    # Killed before step 4: its commit began after that of step 2 was acknowledged, and may have been too.
+    (struck,) = [request for request in resumed if request != released.request]
+    assert resumed[struck].from_denoise_step in (2, 4)
     offers = [offer.node for offer in rig.of_kind(Offered)]
     assert offers == ["reserved-0", "spot-0", "spot-1", "spot-0"], "what the trace took it alone returns"
     assert ("spot-0", 2) in rig.executor.nodes()

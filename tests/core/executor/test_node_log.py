@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from spotlight_core.events import Event, Lost, NodeJoined, to_dict
+from spotlight_core.events import BootFailed, Event, Lost, NodeJoined, encode
 from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 
@@ -57,12 +57,19 @@ def test_burial_brings_the_journal_to_what_the_nodes_say(tmp_path: Path) -> None
     ]
     words.append(Lost(node="closed", incarnation=1, cause="released", stopped_at=21.0))
     journal = tmp_path / "journal.jsonl"
-    journal.write_text("".join(json.dumps(to_dict(word)) + "\n" for word in words))
+    journal.write_bytes(b"".join(encode(word) + b"\n" for word in words))
 
     events = bury_open_nodes(tmp_path, 30.0)
     assert events == [
-        NodeJoined(node="booting", incarnation=1, pool="spot", gpus=1, started_at=12.0),
-        Lost(node="booting", incarnation=1, cause="killed", stopped_at=30.0),
+        BootFailed(
+            node="booting",
+            pool="spot",
+            error="killed while it booted",
+            incarnation=1,
+            gpus=1,
+            started_at=12.0,
+            stopped_at=30.0,
+        ),
         Lost(node="open", incarnation=1, cause="killed", stopped_at=30.0),
         Lost(node="silent", incarnation=1, cause="killed", stopped_at=20.0),
     ]
@@ -73,8 +80,8 @@ def test_burial_brings_the_journal_to_what_the_nodes_say(tmp_path: Path) -> None
         "silent": 20.0,
     }
     assert bury_open_nodes(tmp_path, 40.0) == events, "until the journal holds them"
-    with journal.open("a") as file:
-        file.write("".join(json.dumps(to_dict(word)) + "\n" for word in events))
+    with journal.open("ab") as file:
+        file.write(b"".join(encode(word) + b"\n" for word in events))
     assert bury_open_nodes(tmp_path, 50.0) == []
 
 

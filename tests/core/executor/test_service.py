@@ -17,7 +17,6 @@ from spotlight_core.errors import BadInputError, FleetError, ScorerError
 from spotlight_core.events import Cancelled, PhaseChanged, Submitted
 from spotlight_core.executor.coordinator import Coordinator, Journal
 from spotlight_core.executor.endpoints import HttpServer
-from spotlight_core.executor.gauges import Gauges
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.service import KEPT_SUBMISSIONS, Service
 from spotlight_core.executor.wire import Outcomes, Status, Submit, Told, Whereabouts, decode_error, to_json
@@ -34,15 +33,14 @@ class Desk:
         self.journal = folder / "journal.jsonl"
         inbox = Inbox(EPOCH)
         nodes = Nodes(inbox)
-        gauges = Gauges(lambda: {"results_bytes": nodes.results.bytes_held()})
         self.coordinator = Coordinator(
-            decider=Straight(), nodes=nodes, inbox=inbox, journal=Journal(self.journal, [gauges])
+            decider=Straight(), nodes=nodes, inbox=inbox, journal=Journal(self.journal)
         )
         self.coordinator.start()
         self.service = Service(
             coordinator=self.coordinator,
             results=nodes.results,
-            gauges=gauges,
+            sizes=lambda: {"results_bytes": nodes.results.bytes_held()},
             epoch=EPOCH,
             ready=lambda: True,
         )
@@ -120,6 +118,17 @@ def test_what_is_said_twice_happens_once(desk: Desk) -> None:
     ]
 
 
+def test_a_request_under_way_is_refused_and_its_first_client_hears_of_its_end(desk: Desk) -> None:
+    assert desk.submit("s", request("a", kind="explore")).status_code == 200
+    again = desk.submit("t", request("b"), request("a", kind="explore"))
+    assert (again.status_code, said(again)) == (400, "request a is under way already")
+
+    desk.client.post("/cancel", json={"requests": ["a"], "reason": "late"})
+    assert desk.settled("s", 0) == [("a", "cancelled")]
+    assert desk.submit("u", request("a"), request("b")).status_code == 200  # it has ended
+    until(lambda: sorted(desk.settled("u", 0)) == [("a", "done"), ("b", "done")])
+
+
 def test_outcomes_are_told_from_any_number_on_as_often_as_asked(desk: Desk) -> None:
     desk.submit("s", request("a"), request("b"))
     until(lambda: len(desk.settled("s", 0)) == 2)
@@ -177,6 +186,7 @@ def test_a_client_of_another_epoch_is_turned_away(desk: Desk, epoch: str | None)
 def test_metrics_may_be_scraped_without_an_epoch_and_keep_no_node_alive(desk: Desk) -> None:
     desk.submit("s", request("a"), request("b", kind="explore"))
     until(lambda: desk.settled("s", 0) == [("a", "done")])
+    desk.client.post("/phase", json={"number": 1, "phase": "train", "iteration": 2})
     heard_at = desk.service.heard_at
     headers = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -184,8 +194,7 @@ def test_metrics_may_be_scraped_without_an_epoch_and_keep_no_node_alive(desk: De
 
     lines = answer.text.splitlines()
     assert answer.headers["content-type"].startswith("text/plain")
-    assert 'spotlight_requests{kind="explore",state="pending"} 1' in lines
-    assert 'spotlight_words_total{word="settle",how="done"} 1' in lines
+    assert "spotlight_iteration 2" in lines
     [held] = [line for line in lines if line.startswith("spotlight_results_bytes ")]
     assert float(held.split()[1]) > 16  # two seeds of eight bytes, and their names
     assert desk.service.heard_at == heard_at

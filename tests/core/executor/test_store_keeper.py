@@ -42,3 +42,47 @@ def test_a_settled_request_leaves_nothing(tmp_path: Path) -> None:
     assert keeper.get(kept, kept_digest) == payload()
     assert keeper.fence({"1.1": "a"}) == {}
     assert keeper.usage().commits == 1
+
+
+def test_another_keeper_knows_the_last_commits_and_the_fenced_leases(tmp_path: Path) -> None:
+    keeper = StoreKeeper(str(tmp_path), MEMORY_BYTES)
+    keeper.put("1.1", "0/a", 2, payload(1))
+    ref, digest = keeper.put("1.1", "0/a", 4, payload(2))
+    another = StoreKeeper(str(tmp_path), MEMORY_BYTES, fenced=["1.1"])
+    with pytest.raises(SpotlightError, match=r"lease 1\.1 is over"):
+        another.put("1.1", "0/a", 6, payload(3))
+    newest = NewestCommit(next_denoise_step=4, ref=ref, digest=digest)
+    assert another.fence({"1.2": "0/a"}) == {"1.2": newest}
+
+
+def test_a_late_commit_of_a_lower_step_is_not_the_last_one(tmp_path: Path) -> None:
+    keeper = StoreKeeper(str(tmp_path), MEMORY_BYTES)
+    ref, digest = keeper.put("1.2", "0/a", 6, payload(1))
+    keeper.put("1.1", "0/a", 4, payload(2))
+    newest = NewestCommit(next_denoise_step=6, ref=ref, digest=digest)
+    assert keeper.fence({"1.2": "0/a"}) == {"1.2": newest}
+
+
+def test_a_damaged_last_commit_is_passed_over(tmp_path: Path) -> None:
+    keeper = StoreKeeper(str(tmp_path), MEMORY_BYTES)
+    ref, digest = keeper.put("1.1", "0/a", 2, payload(1))
+    damaged, _ = keeper.put("1.1", "0/a", 4, payload(2))
+    (tmp_path / damaged).write_bytes(b"no safetensors")
+    newest = NewestCommit(next_denoise_step=2, ref=ref, digest=digest)
+    assert StoreKeeper(str(tmp_path), MEMORY_BYTES).fence({"1.1": "0/a"}) == {"1.1": newest}
+
+
+def test_what_is_forgotten_with_its_iteration_is_nobodys_last_commit(tmp_path: Path) -> None:
+    keeper = StoreKeeper(str(tmp_path), MEMORY_BYTES)
+    keeper.put("1.1", "0/a", 2, payload())
+    keeper.forget_before(1)
+    assert keeper.fence({"1.1": "0/a"}) == {}
+
+
+def test_what_still_runs_for_a_settled_request_commits_no_more(tmp_path: Path) -> None:
+    keeper = StoreKeeper(str(tmp_path), MEMORY_BYTES)
+    keeper.put("1.1", "0/a", 2, payload(1))
+    keeper.discard(["0/a"], ["1.1"])
+    with pytest.raises(SpotlightError, match=r"lease 1\.1 is over"):
+        keeper.put("1.1", "0/a", 4, payload(1))
+    assert keeper.fence({"1.2": "0/a"}) == {}, "its namesake begins from noise"

@@ -79,6 +79,19 @@ def test_a_log_that_ends_early_or_is_about_something_else_is_refused(
         other.select(other.upcoming(first_state(other)), {})
 
 
+@pytest.mark.parametrize("seeds", [(0,), (1, 1), (0, -7), (0, 1, 2)])
+def test_seeds_that_are_no_choice_of_the_recipes_number_are_refused(
+    config: RunConfig, seeds: tuple[int, ...]
+) -> None:
+    live = planner(config)
+    upcoming = live.upcoming(first_state(live))
+    selected = {planned.prompt.occurrence: planned.seeds for planned in upcoming.prompts}
+    selected[upcoming.prompts[1].prompt.occurrence] = seeds
+    log = DecisionLog({1: Decision(iteration=1, arm=None, selected=selected, complete={})})
+    with pytest.raises(BadInputError, match="not 2 different ones from 0 on"):
+        log.batch(upcoming)
+
+
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"iteration": 1}', '{"iteration": 1, "arm": [1], "selected": {}}']
 )

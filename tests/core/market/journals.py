@@ -63,7 +63,7 @@ def kept() -> list[Word]:
         (3.0, notice("s0")),
         (3.0, ev.Yield(lease="0.1", group=S0, by=33.0, reason="notice")),
         (3.0, ev.Abandon(lease="0.2", group=S0)),
-        (3.1, ev.Failed(lease="0.2", error="abandoned", retryable=True)),
+        (3.1, ev.Failed(lease="0.2", error="abandoned", fault="nobody")),
         (3.1, start("0.3", B, S1)),
         (4.0, committed("0.1", "a", 5)),
         (4.0, ev.Release(node="s0", incarnation=1)),

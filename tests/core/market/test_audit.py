@@ -9,12 +9,14 @@ from spotlight_core import events as ev
 from spotlight_core.events import Event, SPGroup, Word
 from spotlight_core.market.audit import AuditReport, audit
 from spotlight_core.market.audit_promises import Evidence
+from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.node_records import NodeRecord, Strike
 from tests.core.market.journals import (
     S0,
     S1,
     A,
     B,
+    committed,
     done,
     finished,
     kept,
@@ -23,7 +25,7 @@ from tests.core.market.journals import (
     stamped,
     start,
 )
-from tests.core.market.words import request
+from tests.core.market.words import boot_failed, request
 
 
 def record(node: str, stopped_at: float | None, started_at: float = 0.0) -> NodeRecord:
@@ -167,11 +169,72 @@ def test_each_breach_is_named(words: list[Word], said: list[str]) -> None:
     assert not report.kept
 
 
+def test_what_the_ledger_makes_of_a_journal_is_held_against_the_logs() -> None:
+    def said(*more: Word, **changes: int | str) -> list[str]:
+        words = swapped(kept(), kept()[0], replace(kept()[0], **changes))
+        end = kept()[-1]
+        assert isinstance(end, Event)
+        last = [
+            word.stamped(end.at, end.seq + 1 + i, 0) for i, word in enumerate(more) if isinstance(word, Event)
+        ]
+        return breaches(audit([*words, *last], EVIDENCE))
+
+    assert said() == []
+    assert said(gpus=2) == ["s0#1 is 1 x spot, and billed as 2 x spot"]
+    assert said(pool="reserved") == ["s0#1 is 1 x spot, and billed as 1 x reserved"]
+    assert said(kept()[0]) == ["the ledger refuses the journal: node s0 began twice as incarnation 1"]
+    assert said(pool="edge")[0] == (
+        "the ledger refuses the journal: no price for pool 'edge' (known: on_demand, reserved, spot)"
+    )
+
+
+def test_gpu_seconds_that_are_billed_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CostLedger, "gpu_hours", lambda self, now: {"idle": 25.5 / 3600.0})
+    assert breaches(audit(kept(), EVIDENCE)) == ["25.5 GPU-seconds are billed, and the nodes logged 25.0"]
+
+
+def test_a_boot_that_failed_is_billed_as_its_node_logged_it() -> None:
+    def judged(stopped_at: float) -> AuditReport:
+        words = [*kept(), replace(boot_failed("s9", 1.0, stopped_at, incarnation=1), at=20.0, seq=13)]
+        lives = (*EVIDENCE.lives, record("s9", 4.0, 1.0))
+        return audit(words, with_(EVIDENCE, lives=lives))
+
+    assert breaches(judged(4.0)) == []
+    assert judged(4.0).verdicts[8].counted == "3 lives, 28.0 s of ended ones"
+    assert breaches(judged(4.5)) == ["s9#1 ended at 4.0 and is billed until 4.5"]
+
+
+def test_what_is_asked_again_is_settled_again_with_the_same_result() -> None:
+    again = [ev.Submitted(requests=(A,), at=20.0, seq=13), done("a")]
+    assert breaches(audit([*kept(), *again], EVIDENCE)) == []
+    assert breaches(audit([*kept(), *again[:1]], EVIDENCE)) == ["a was never settled"]
+    assert breaches(audit([*kept(), *again, done("a")], EVIDENCE)) == ["a was settled twice"]
+    cancelled = ev.Settle(request="a", outcome="cancelled")
+    assert (
+        breaches(audit([*kept(), again[0], cancelled, replace(again[0], seq=14), done("a")], EVIDENCE)) == []
+    )
+
+
+def test_a_damaged_commit_sends_the_next_start_to_noise_or_to_a_later_commit() -> None:
+    def judged(step: int, after: float) -> list[str]:
+        words = [word for word in kept() if word not in (kept()[-1], kept()[-2], kept()[-3], kept()[-4])]
+        late = committed("0.1", "a", 7, released=False)
+        lost_it = ev.Failed(lease="0.4", error="damaged", fault="node", commit_lost=True)
+        more = stamped((10.0, late), (11.0, lost_it), (11.0, start("0.5", A, S1, step)), seq=9)
+        return breaches(audit([*words, *more[int(after) :]], with_(EVIDENCE, finished=False)))
+
+    assert judged(0, 0) == []
+    assert judged(7, 0) == []
+    assert judged(5, 0) == ["lease 0.5 of a begins at denoise step 5, and the last commit is denoise step 7"]
+    assert judged(0, 1) == []
+    assert judged(5, 1) == ["lease 0.5 of a begins at denoise step 5, and the last commit is noise"]
+
+
 def test_work_that_a_noticed_node_did_not_commit_is_a_breach() -> None:
     words = [word for word in kept() if getattr(word, "next_denoise_step", None) is None]
     assert breaches(audit(words, EVIDENCE))[1:] == ["a on s0#1 was not committed when the node was released"]
     failed = swapped(
-        kept(), kept()[11], replace(ev.Failed(lease="0.1", error="x", retryable=True), at=4.0, seq=9)
+        kept(), kept()[11], replace(ev.Failed(lease="0.1", error="x", fault="node"), at=4.0, seq=9)
     )
     assert "a on s0#1 ended with: x" in breaches(audit(failed, EVIDENCE))
 

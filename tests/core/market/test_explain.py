@@ -6,7 +6,18 @@ from spotlight_core import events as ev
 from spotlight_core.events import Word
 from spotlight_core.market.explain import explain
 from spotlight_core.market.node_records import Strike
-from tests.core.market.words import PRICES, committed, finished, joined, lost, phase, request, start, tick
+from tests.core.market.words import (
+    PRICES,
+    boot_failed,
+    committed,
+    finished,
+    joined,
+    lost,
+    phase,
+    request,
+    start,
+    tick,
+)
 
 PACE: list[Word] = [
     joined("s0", 0.0),
@@ -20,6 +31,11 @@ def test_no_preemption_is_said_with_the_lives_there_were() -> None:
     told = explain([*PACE, lost("s0", 20.0, "shutdown")], PRICES, {})
     assert (told.preemptions, told.lives, told.began) == ((), 2, 0.0)
     assert (told.denoise_steps_lost, told.lost_usd, told.exact) == (0, 0, True)
+
+
+def test_a_boot_that_failed_is_a_life_and_no_preemption() -> None:
+    told = explain([boot_failed("s9", -5.0, -1.0), *PACE], PRICES, {})
+    assert (told.preemptions, told.lives, told.began) == ((), 3, -5.0)
 
 
 def test_a_notice_saves_everything_and_says_where_it_went_on() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spotlight_core import events as ev
 from spotlight_core.config import FleetConfig
@@ -27,6 +28,10 @@ def lost(node: str, at: float, cause: str = "killed", incarnation: int = 1) -> e
 
 def notice(node: str, at: float, source: str = "trace", incarnation: int = 1) -> ev.Notice:
     return ev.Notice(node=node, incarnation=incarnation, seconds_left=30.0, source=source, at=at)
+
+
+def boot_failed(node: str, at: float, pool: str = "spot") -> ev.BootFailed:
+    return ev.BootFailed(node=node, pool=pool, error="x", at=at, seq=int(at * 1000))
 
 
 def told(planner: FleetPlanner, events: Iterable[ev.Event]) -> list[ev.Command]:
@@ -62,7 +67,8 @@ def test_the_next_machine_is_offered_while_the_former_one_is_in_its_grace() -> N
 def test_failed_boots_and_short_lives_double_the_wait_and_a_long_life_forgives() -> None:
     planner = FleetPlanner(RULES)
     planner.decide(offered("spot-0", 0.0))
-    commands = planner.decide(ev.BootFailed(node="spot-0", pool="spot", error="x", at=5.0, seq=1))
+    assert planner.decide(boot_failed("spot-0", 5.0)) == []  # whether it is still there, the market says
+    commands = planner.decide(offered("spot-0", 5.0))
     assert fires(commands).at == 6.0
     assert planner.snapshot().waiting == {"spot-0": 6.0}
     assert rented(planner.decide(fires(commands))) == ["spot-0"]
@@ -78,12 +84,53 @@ def test_the_wait_has_a_cap() -> None:
     planner.decide(offered("spot-0", 0.0))
     at = 0.0
     for _ in range(12):
-        timer = fires(
-            planner.decide(ev.BootFailed(node="spot-0", pool="spot", error="x", at=at, seq=int(at)))
-        )
+        timer = fires(told(planner, [boot_failed("spot-0", at), offered("spot-0", at)]))
         wait, at = timer.at - at, timer.at
         assert rented(planner.decide(timer)) == ["spot-0"]
     assert wait == 300.0
+
+
+def test_a_boot_that_was_billed_is_one_failure() -> None:
+    planner = FleetPlanner(RULES)
+    planner.decide(offered("spot-0", 0.0))
+    life = {"incarnation": 1, "gpus": 1, "started_at": 1.0, "stopped_at": 5.0}
+    planner.decide(replace(boot_failed("spot-0", 5.0), **life))
+    assert fires(planner.decide(offered("spot-0", 5.0))).at == 6.0
+
+
+def test_an_offer_that_is_withdrawn_is_not_taken_up() -> None:
+    planner = FleetPlanner(RULES)
+    withdrawn = ev.Withdrawn(node="spot-0", pool="spot", at=5.5)
+    told(planner, [offered("spot-0", 0.0), boot_failed("spot-0", 5.0)])
+    timer = fires(planner.decide(offered("spot-0", 5.0)))
+    assert planner.decide(withdrawn) == []
+    assert planner.snapshot().waiting == {}
+    assert planner.decide(timer) == []
+    assert rented(planner.decide(offered("spot-0", 7.0))) == ["spot-0"]
+    # So is the next machine's, while the former one is in its grace.
+    told(planner, [joined("spot-0", 8.0), notice("spot-0", 400.0), offered("spot-0", 400.0), withdrawn])
+    assert planner.decide(lost("spot-0", 410.0, "released")) == []
+
+
+def test_on_demand_nodes_stand_in_for_a_spot_node_whose_boot_keeps_failing() -> None:
+    planner = FleetPlanner(FleetRules(spot_nodes=1, min_rollout_gpus=1, on_demand_nodes=1))
+    at, commands = 0.0, list[ev.Command]()
+    while not rented(commands) or at < 60.0:
+        commands = planner.decide(offered("spot-0", at))
+        if not rented(commands):  # not before its back-off is over
+            at = max(c.at for c in commands if isinstance(c, ev.SetTimer))
+            commands = planner.decide(ev.Timer(id="fleet/due", at=at))
+        assert rented(commands) == ["spot-0"]
+        at += 10.0
+        commands = planner.decide(boot_failed("spot-0", at))
+    assert rented(commands) == ["on-demand-0"]
+    # One that boots is not rented twice.
+    assert at < 90.0
+    assert planner.snapshot().gpus == 0
+    assert rented(planner.decide(ev.Timer(id="fleet/due", at=at + 100.0))) == []
+    # One that fails to boot has no second wait beside its back-off.
+    assert rented(planner.decide(boot_failed("on-demand-0", at + 101.0, "on_demand"))) == []
+    assert rented(planner.decide(ev.Timer(id="fleet/due", at=at + 102.0))) == ["on-demand-0"]
 
 
 def test_a_node_let_go_for_its_failures_waits_and_one_that_was_told_does_not() -> None:
@@ -123,7 +170,7 @@ def test_on_demand_nodes_stand_in_for_spot_and_go_when_it_is_back() -> None:
     told(planner, [offered("spot-0", 80.0)])
     commands = planner.decide(joined("spot-0", 90.0, incarnation=2))
     assert fires(commands).at == 100.0
-    assert planner.decide(fires(commands)) == [ev.Drain(node="on-demand-0", incarnation=1, by=130.0)]
+    assert planner.decide(fires(commands)) == [ev.Drain(node="on-demand-0", incarnation=1)]
     assert planner.decide(notice("on-demand-0", 100.5, "fleet")) == []
     assert planner.decide(lost("on-demand-0", 101.0, "released")) == []
 
@@ -148,7 +195,7 @@ def test_rules_are_the_recipes_and_a_sped_up_market_forgets_as_fast() -> None:
     rules = FleetRules.of(FleetConfig(spot_nodes=7, min_rollout_gpus=3, on_demand_nodes=2), speedup=60.0)
     assert (rules.spot_nodes, rules.min_rollout_gpus, rules.on_demand_nodes) == (7, 3, 2)
     assert (rules.backoff.most_seconds, rules.backoff.storm_seconds) == (5.0, 0.5)
-    assert rules.on_demand_after_seconds == 60.0
+    assert rules.on_demand_after_seconds == 1.0
 
 
 class World:
@@ -204,7 +251,7 @@ class World:
         pool = "on_demand" if node.startswith("on-demand") else "spot"
         life = {"node": node, "incarnation": self.lives.get(node, 0)}
         if what == "offer" and pool == "spot":
-            self.offers.add(node)
+            self.offers |= {node} if state in (None, "leaving") else set()
             self.tell(ev.Offered(node=node, pool=pool))
         elif what == "boot" and state == "booting":
             self.lives[node] = self.lives.get(node, 0) + 1
@@ -213,8 +260,10 @@ class World:
             self.tell(ev.NodeJoined(**joined, gpus=self.rules.gpus_per_node, started_at=self.at))
         elif what == "fail" and state == "booting":
             del self.state[node]
-            self.offers |= {node} if pool == "spot" else set()
             self.tell(ev.BootFailed(node=node, pool=pool, error="x"))
+        elif what == "withdraw" and pool == "spot":
+            self.offers.discard(node)
+            self.tell(ev.Withdrawn(node=node, pool=pool))
         elif what == "notice" and state in ("joined", "leaving"):
             self.state[node] = "leaving"
             self.tell(ev.Notice(**life, seconds_left=5.0, source="aws"))
@@ -231,7 +280,9 @@ class World:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["offer", "boot", "fail", "notice", "killed", "silent", "released", "late", "wait"]),
+        st.sampled_from(
+            ["offer", "withdraw", "boot", "fail", "notice", "killed", "silent", "released", "late", "wait"]
+        ),
         st.sampled_from(["spot-0", "spot-1", "on-demand-0", "on-demand-1", "on-demand-2"]),
         st.floats(0, 40),
     ),

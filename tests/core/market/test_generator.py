@@ -1,5 +1,6 @@
 """Synthetic markets have the rates that were asked for, and are read back as they were made."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,12 @@ def test_impossible_markets_are_refused() -> None:
         MarketModel(nodes=1, hours=0, mean_life_minutes=1, mean_away_minutes=1)
     with pytest.raises(BadInputError, match=r"no machine is there within 0\.01 hours"):
         generated_trace(MarketModel(nodes=1, hours=0.01, mean_life_minutes=1, mean_away_minutes=1e9), 0)
+
+
+@pytest.mark.parametrize("change", [{"storms_per_day": 1e9}, {"mean_life_minutes": 0.01, "hours": 8784.0}])
+def test_markets_that_would_take_for_ever_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(BadInputError, match="events: ask for at most"):
+        replace(MODEL, **change)
 
 
 def test_a_summary_by_hand() -> None:

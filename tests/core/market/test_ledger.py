@@ -9,6 +9,7 @@ from spotlight_core.market.ledger import CostLedger, Word
 from spotlight_core.market.preemptions import Interrupted
 from tests.core.market.words import (
     PRICES,
+    boot_failed,
     committed,
     finished,
     joined,
@@ -31,6 +32,21 @@ def test_bills_idle_or_not_from_start_to_stop() -> None:
     assert ledger.gpu_hours(3700.0) == pytest.approx({"useful": 0.0, "idle": 4.1, "lost": 0.0}, abs=1e-12)
     assert ledger.preemptions == []  # let go, not taken
     assert ledger.usd(0.0, "reserved") == 0.0  # no negative bill before a node's first second
+
+
+def test_a_boot_that_failed_is_billed_for_as_long_as_it_took_and_was_idle() -> None:
+    words: list[Word] = [
+        boot_failed("s0", 100.0, 460.0, gpus=2),
+        ev.BootFailed(node="s1", pool="spot", error="the market has no machine", at=470.0),
+        joined("s0", 480.0, incarnation=1),
+    ]
+    ledger = CostLedger.replayed(PRICES, words)
+    assert ledger.usd(480.0, "spot") == pytest.approx(2 * 0.287, abs=1e-12)
+    assert ledger.gpu_hours(480.0) == pytest.approx({"useful": 0.0, "idle": 0.2, "lost": 0.0}, abs=1e-12)
+    assert told(ledger, 490.0) == [("s0", "idle", 100.0, 460.0, None), ("s0", "idle", 480.0, 490.0, None)]
+    assert ledger.preemptions == []
+    with pytest.raises(FleetError, match="s0 began twice as incarnation 1"):
+        ledger.apply(boot_failed("s0", 500.0, 501.0, incarnation=1))
 
 
 def test_segments_say_what_each_node_did() -> None:
@@ -130,7 +146,7 @@ def test_a_request_recomputed_after_its_call_failed_first() -> None:
         joined("s0", 0.0),
         joined("s1", 0.0),
         start("L1", request("r"), "s0"),
-        ev.Failed(lease="L1", error="actor died", retryable=True, at=3.0),
+        ev.Failed(lease="L1", error="actor died", fault="node", at=3.0),
         lost("s0", 3.5),
         start("L2", request("r"), "s1"),
     ]
@@ -192,7 +208,7 @@ def test_groups_of_one_node_share_its_gpus() -> None:
         tick(10.0),
         ev.Start(group=ev.SPGroup(node="s0", generation=0, ranks=(2,)), lease="L2", request=request("b")),
         finished("L1", 20.0),
-        ev.Failed(lease="L2", error="x", retryable=True, at=40.0),
+        ev.Failed(lease="L2", error="x", fault="node", at=40.0),
     ]
     hours = CostLedger.replayed(PRICES, words).gpu_hours(50.0)
     assert hours == pytest.approx({"useful": 40 / 3600, "lost": 30 / 3600, "idle": 130 / 3600}, abs=1e-15)
@@ -221,5 +237,5 @@ def test_refuses_pools_without_price_and_repeated_incarnations() -> None:
     with pytest.raises(BadInputError, match="no price for pool 'edge'"):
         ledger.apply(joined("s0", 0.0, "edge"))
     ledger.apply(joined("s0", 0.0))
-    with pytest.raises(FleetError, match="s0 joined twice as incarnation 0"):
+    with pytest.raises(FleetError, match="s0 began twice as incarnation 0"):
         ledger.apply(joined("s0", 5.0))

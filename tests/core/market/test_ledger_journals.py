@@ -23,7 +23,7 @@ def test_the_fold_survives_the_journal_as_json() -> None:
         finished("L", 2.25),
         lost("s0", 3.125),
     ]
-    again = [ev.from_dict(json.loads(json.dumps(ev.to_dict(word)))) for word in words]
+    again = [ev.decode(ev.encode(word)) for word in words]
     first, second = CostLedger.replayed(PRICES, words), CostLedger.replayed(PRICES, again)
     assert first.segments(9.0) == second.segments(9.0)
     assert first.usd(9.0) == second.usd(9.0)
@@ -67,7 +67,7 @@ def journals(draw: st.DrawFn) -> list[Word]:
         elif kind == "commit":
             words.append(committed(lease, at, 3, draw(st.booleans())))
         elif kind == "fail":
-            words.append(ev.Failed(lease=lease, error="x", retryable=True, at=at))
+            words.append(ev.Failed(lease=lease, error="x", fault="node", at=at))
         elif kind in ("train", "rest"):
             words.append(phase("train" if kind == "train" else "rollout", at))
     return words

@@ -96,7 +96,7 @@ def test_an_abandoned_queued_lease_moves_without_a_loss() -> None:
         queued("L2", "b", "s0"),
         ev.Notice(node="s0", incarnation=0, seconds_left=30.0, at=4.0),
         ev.Abandon(lease="L2", group=ev.SPGroup(node="s0", generation=0)),
-        ev.Failed(lease="L2", error="abandoned", retryable=True, at=4.1),
+        ev.Failed(lease="L2", error="abandoned", fault="nobody", at=4.1),
         start("L3", request("b"), "s1"),
         committed("L1", 5.0, 4, released=True),
     ]

@@ -25,6 +25,14 @@ def lost(node: str, at: float, cause: str = "killed", incarnation: int = 0) -> e
     return ev.Lost(node=node, incarnation=incarnation, cause=cause, at=at, stopped_at=at)
 
 
+def boot_failed(
+    node: str, started_at: float, stopped_at: float, incarnation: int = 0, gpus: int = 1
+) -> ev.BootFailed:
+    """A boot that failed and was billed all the same."""
+    life = {"started_at": started_at, "stopped_at": stopped_at, "incarnation": incarnation, "gpus": gpus}
+    return ev.BootFailed(node=node, pool="spot", error="x", at=stopped_at, **life)
+
+
 def start(lease: str, work: GenerationRequest, node: str, step: int = 0, incarnation: int = 0) -> ev.Start:
     group = ev.SPGroup(node=node, generation=incarnation)
     return ev.Start(group=group, lease=lease, request=work, from_denoise_step=step)

@@ -8,6 +8,7 @@ from spotlight_core.events import (
     ActorLost,
     ActorReady,
     Cancelled,
+    Fault,
     Finished,
     LoadFailed,
     Lost,
@@ -50,9 +51,12 @@ def submit(world: RandomWorld, rng: Random) -> None:
             world.lives[name] = Life(asked)
         else:
             asked = life.request
+            world.asked_again[name] += life.outcome == "done"
+            world.seen["asked again"] += life.outcome == "done"
         requests.append(asked)
     deadline = rng.choice((None, world.at + rng.randint(0, 99)))
     world.tell(Submitted(requests=tuple(requests), deadline=deadline))
+    assert not any(world.asked_again.values())
 
 
 def cancel(world: RandomWorld, rng: Random) -> None:
@@ -174,12 +178,13 @@ def finish(world: RandomWorld, rng: Random) -> None:
 def fail(world: RandomWorld, rng: Random) -> None:
     for lease in one(rng, [lease for lease in running(world) if not lease.taken]):
         damaged = lease.start.state_ref is not None and rng.random() < 0.3
-        world.fail(lease, "cuda", retryable=rng.random() < 0.95, commit_lost=damaged)
+        fault: Fault = rng.choices(("node", "nobody", "request"), (65, 30, 5))[0]
+        world.fail(lease, "cuda", fault, commit_lost=damaged)
 
 
 def drop(world: RandomWorld, rng: Random) -> None:
     for lease in one(rng, [lease for lease in world.held() if lease.taken]):
-        world.fail(lease, "abandoned")
+        world.fail(lease, "abandoned", "nobody")
 
 
 def repeat(world: RandomWorld, rng: Random) -> None:

@@ -16,6 +16,7 @@ from spotlight_core.events import (
     Committed,
     Event,
     Failed,
+    Fault,
     Finished,
     Load,
     NodeKey,
@@ -48,6 +49,7 @@ class Life:
     ref: str | None = None
     digest: str | None = None
     outcome: str | None = None
+    result: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class RandomWorld:
     lives: dict[str, Life] = field(default_factory=dict)  # the present one of each name
     lost_leases: list[Lease] = field(default_factory=list)  # whose holders may still speak
     told: list[tuple[Finished, Life]] = field(default_factory=list)  # results, to be told again
+    asked_again: Counter[str] = field(default_factory=Counter)  # of what is done
     winning: Life | None = None  # whose result is being told
     timers: list[tuple[float, int, str]] = field(default_factory=list)
     load_failures: Counter[PolicyVersion] = field(default_factory=Counter)
@@ -192,8 +195,13 @@ class RandomWorld:
 
     def _settle(self, command: Settle) -> None:
         life = self.lives[command.request]
+        if life.outcome == "done":  # told again to who asks again
+            assert self.asked_again[command.request] > 0
+            self.asked_again[command.request] -= 1
+            assert command == Settle(request=command.request, outcome="done", ref=life.result)
+            return
         assert life.outcome is None
-        life.outcome = command.outcome
+        life.outcome, life.result = command.outcome, command.ref
         assert (command.outcome == "done") == (command.ref is not None)
         assert command.outcome != "done" or self.winning is life
         self.seen[command.outcome] += 1
@@ -266,12 +274,12 @@ class RandomWorld:
         self.tell(event)
         self.winning = None
 
-    def fail(self, lease: Lease, error: str, *, retryable: bool = True, commit_lost: bool = False) -> None:
+    def fail(self, lease: Lease, error: str, fault: Fault, *, commit_lost: bool = False) -> None:
         life = lease.life
-        if commit_lost and life.outcome is None:
+        if commit_lost and life.outcome is None and life.ref == lease.start.state_ref:
             life.step, life.ref, life.digest = 0, None, None
         self.forget(lease)
-        self.tell(Failed(lease=lease.start.lease, error=error, retryable=retryable, commit_lost=commit_lost))
+        self.tell(Failed(lease=lease.start.lease, error=error, fault=fault, commit_lost=commit_lost))
 
     def _note_load_that_ends_here(self, timer: str) -> None:
         for group in self.groups():

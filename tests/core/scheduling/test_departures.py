@@ -70,12 +70,14 @@ def test_an_idle_node_with_a_notice_is_let_go_at_once_and_gets_nothing() -> None
     assert without_timers(world.submit(request("a"))) == []
 
 
-def test_a_notice_repeated_is_ignored_and_one_of_the_provider_hastens_our_own() -> None:
+def test_a_notice_repeated_is_ignored_unless_its_deadline_is_earlier() -> None:
     world, _ = ready(request("a"), request("b"))
     world(Notice(node="spot-0", incarnation=1, seconds_left=60.0, source="fleet"), at=1.0)
     assert world.notice("spot-0", seconds_left=5.0, at=2.0) == [SetTimer(id="drain/spot-0#1", at=7.0)]
-    assert world.notice("spot-0", seconds_left=1.0, at=3.0) == []
-    assert SPOT_IS_LET_GO in world.timer("drain/spot-0#1", at=7.0)
+    assert world.notice("spot-0", seconds_left=4.0, at=3.0) == []
+    assert world.notice("spot-0", seconds_left=1.0, at=3.0) == [SetTimer(id="drain/spot-0#1", at=4.0)]
+    assert world.notice("spot-0", seconds_left=9.0, at=3.5) == []
+    assert SPOT_IS_LET_GO in world.timer("drain/spot-0#1", at=4.0)
 
 
 def test_a_missed_deadline_abandons_the_lease_and_requeues_it() -> None:
@@ -196,6 +198,15 @@ def test_a_damaged_commit_is_recomputed_and_no_fault_of_the_node() -> None:
     world(committed("1.1", "a", 5))
     assert starts(world.lost("reserved-0")) == [("a", "spot-0", 5)]
     assert starts(world(failed("1.2", "hash differs", commit_lost=True))) == [("a", "spot-0", 0)]
+
+
+def test_a_damaged_commit_takes_nothing_from_a_later_one() -> None:
+    world, _ = ready(request("a"), max_attempts=9)
+    world(committed("1.1", "a", 5))
+    assert starts(world.timer("lease/6", at=60.0)) == [("a", "spot-0", 5)]
+    world(committed("1.1", "a", 8), at=61.0)  # late, of the lease that was taken for lost
+    assert starts(world(failed("1.2", "hash differs", commit_lost=True), at=62.0)) == [("a", "spot-0", 8)]
+    assert starts(world(failed("1.3", "hash differs", commit_lost=True), at=63.0)) == [("a", "spot-0", 0)]
 
 
 # -- loads --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from tests.core.scheduling.world import (
     World,
     ahead,
     committed,
+    dropped,
     failed,
     finished,
     group,
@@ -83,7 +84,7 @@ def test_a_notice_takes_back_what_waits_and_then_yields_what_runs() -> None:
         Abandon(lease="1.4", group=SPOT),
         Yield(lease="1.2", group=SPOT, by=7.0, reason="notice"),
     ]
-    assert without_timers(world(failed("1.4", "abandoned"), at=2.5)) == []
+    assert without_timers(world(dropped("1.4"), at=2.5)) == []
     commands = world(committed("1.2", "b", 4, released=True), at=3.0)
     assert [type(command).__name__ for command in commands] == ["Release"]
     assert ahead(world(finished("1.1", "a"), at=4.0)) == [("b", "reserved-0")]
@@ -104,7 +105,7 @@ def test_what_has_begun_unheard_of_its_predecessors_end_is_yielded_too() -> None
 def test_taken_back_is_not_failed() -> None:
     world = busy("c", "d", max_attempts=1)
     world.notice("spot-0")
-    world(failed("1.4", "abandoned"))
+    world(dropped("1.4"))
     assert ahead(world(finished("1.1", "a"))) == [("d", "reserved-0")]
 
 
@@ -129,7 +130,7 @@ def test_exploration_that_waits_is_taken_back_when_its_phase_ends() -> None:
     world, _ = ready(*(request(name, "explore") for name in "abcd"), phase="remainder", prefetch=True)
     commands = world.phase("rollout")
     assert commands == [Abandon(lease="1.3", group=RESERVED), Abandon(lease="1.4", group=SPOT)]
-    assert world(failed("1.3", "abandoned")) == []
+    assert world(dropped("1.3")) == []
     assert ahead(world.submit(request("r"))) == [("r", "reserved-0")]
 
 
@@ -140,7 +141,7 @@ def test_training_takes_exploration_off_the_reserved_nodes() -> None:
         Abandon(lease="1.3", group=RESERVED),
         Yield(lease="1.1", group=RESERVED, by=61.0, reason="training"),
     ]
-    assert world(failed("1.3", "abandoned")) == []
+    assert world(dropped("1.3")) == []
     assert world(committed("1.1", "a", 3, released=True)) == []
     [start] = [c for c in world(finished("1.2", "b")) if isinstance(c, Start)]
     assert (start.request.id, start.from_denoise_step, start.queued) == ("a", 3, True)

@@ -57,7 +57,17 @@ def play(order: str, prefetch: bool, rng_seed: int, events: int) -> RandomWorld:
 def test_ten_thousand_random_events(order: str, prefetch: bool) -> None:
     world = play(order, prefetch, rng_seed=1, events=10_000 // 6 + 1)
     # The stories are worth their name.
-    for what in ("done", "aborted", "cancelled", "resumed", "Yield", "Abandon", "Release", "Load"):
+    for what in (
+        "done",
+        "aborted",
+        "cancelled",
+        "resumed",
+        "asked again",
+        "Yield",
+        "Abandon",
+        "Release",
+        "Load",
+    ):
         assert world.seen[what] > 0, what
     assert (world.seen["queued"] > 0) == prefetch
 

@@ -1,12 +1,15 @@
 """What clients ask for and get: submissions, cancellations, attempts, alarms, counts."""
 
 from spotlight_core.config.fleet import FleetConfig
-from spotlight_core.events import Abandon, Alarm, Cancelled, Offered, SetTimer, Settle
+from spotlight_core.events import Abandon, Alarm, BootFailed, Cancelled, Offered, SetTimer, Settle
 from spotlight_core.scheduling.records import SchedulingRules
 from tests.core.scheduling.world import (
     NEXT_POLICY,
     SPOT,
+    World,
+    ahead,
     alarm,
+    dropped,
     failed,
     finished,
     group,
@@ -28,7 +31,7 @@ def test_attempts_are_limited_and_a_hopeless_request_is_aborted_at_once() -> Non
         )
     ]
     world, _ = ready(request("a"))
-    assert world(failed("1.1", "bad shape", retryable=False)) == [
+    assert world(failed("1.1", "bad shape", fault="request")) == [
         Settle(request="a", outcome="aborted", detail="bad shape")
     ]
 
@@ -43,7 +46,7 @@ def test_cancelling_ends_pending_and_abandons_running_requests() -> None:
     assert world(Cancelled(requests=("b",), reason="again")) == []
     # The group is free again once the executor says how the abandoned lease ended.
     assert starts(world.submit(request("d"))) == []
-    assert starts(world(failed("1.2", "abandoned"))) == [("d", "spot-0", 0)]
+    assert starts(world(dropped("1.2"))) == [("d", "spot-0", 0)]
 
 
 def test_a_result_of_a_cancelled_request_is_dropped() -> None:
@@ -64,14 +67,59 @@ def test_submitting_twice_is_submitting_once() -> None:
     world, _ = ready(request("a"), request("a"))
     assert world.submit(request("a")) == []
     world(finished("1.1", "a"))
-    assert world.submit(request("a")) == []
     assert world.scheduler.counters.submitted == 1
+
+
+def test_whoever_asks_again_for_what_is_done_is_told_of_the_result_that_there_is() -> None:
+    world, _ = ready(request("a"), request("b"))
+    settled = world(finished("1.1", "a"))
+    assert settled == [Settle(request="a", outcome="done", ref="ref-a")]
+    assert world.submit(request("a"), request("b")) == settled
+    assert world.scheduler.snapshot().pending["rollout"] == 0
+    assert world.scheduler.counters.submitted == 2
 
 
 def test_one_name_for_two_policy_versions_is_an_alarm() -> None:
     world, _ = ready(request("a"))
     detail = "a was submitted for old-1, and again for old-2"
     assert alarm(world.submit(request("a", policy=NEXT_POLICY))) == detail
+    world(finished("1.1", "a"))
+    assert alarm(world.submit(request("a", policy=NEXT_POLICY))) == detail
+
+
+def test_ten_outages_of_the_store_neither_end_a_request_nor_cost_a_node_its_place() -> None:
+    world, _ = ready(request("a"), max_attempts=1, max_node_failures=1)
+    for number in range(1, 11):
+        commands = without_timers(world(failed(f"1.{number}", "the store is away", fault="nobody")))
+        assert starts(commands) == [("a", commands[0].group.node, 0)]  # type: ignore[attr-defined]
+        assert len(commands) == 1
+    # But a store that stays away does not have it start for ever.
+    detail = "11 leases ended through no fault of its own, the last one with: the store is away"
+    assert world(failed("1.11", "the store is away", fault="nobody")) == [
+        Settle(request="a", outcome="aborted", detail=detail)
+    ]
+
+
+def test_what_was_told_to_be_dropped_may_be_dropped_as_often_as_one_likes() -> None:
+    requests = (request("a"), request("b"), request("e", "explore"))
+    world, commands = ready(*requests, phase="remainder", prefetch=True, max_attempts=1)
+    for number in range(3, 15):
+        [(name, node)] = ahead(commands)
+        assert name == "e"
+        assert world.phase("rollout") == [Abandon(lease=f"1.{number}", group=group(node))]
+        assert world(dropped(f"1.{number}")) == []
+        commands = world.phase("remainder")
+
+
+def test_boots_that_fail_end_no_wait_for_nodes() -> None:
+    world = World(nodes_seconds=90.0)
+    [timer] = world.submit(request("a"))
+    assert timer == SetTimer(id="nodes/#1", at=90.0)
+    boot = BootFailed(
+        node="spot-0", pool="spot", error="x", incarnation=1, gpus=1, started_at=1.0, stopped_at=9.0
+    )
+    assert world(boot, at=10.0) == []
+    assert alarm(world.timer("nodes/#1", at=90.0)) == "no node for 90 s, and 1 requests wait for one"
 
 
 def test_requests_that_no_node_can_take_raise_an_alarm_in_time() -> None:

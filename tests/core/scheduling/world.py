@@ -6,6 +6,7 @@ from spotlight_core.events import (
     Committed,
     Event,
     Failed,
+    Fault,
     Finished,
     Lost,
     NodeJoined,
@@ -130,8 +131,13 @@ def committed(lease: str, name: str, step: int, *, released: bool = False, ref: 
     )
 
 
-def failed(lease: str, error: str = "cuda", *, retryable: bool = True, commit_lost: bool = False) -> Failed:
-    return Failed(lease=lease, error=error, retryable=retryable, commit_lost=commit_lost)
+def failed(lease: str, error: str = "cuda", *, fault: Fault = "node", commit_lost: bool = False) -> Failed:
+    return Failed(lease=lease, error=error, fault=fault, commit_lost=commit_lost)
+
+
+def dropped(lease: str) -> Failed:
+    """A group has let go of a lease that it was told to drop."""
+    return failed(lease, "abandoned", fault="nobody")
 
 
 def alarm(commands: list[Command]) -> str:
