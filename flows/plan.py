@@ -247,6 +247,18 @@ def _round(value: float) -> str:
 # -- after the run -----------------------------------------------------------------------------------------
 
 
+def warnings_of(folder: RunFolder) -> list[str]:
+    """A line on what the coordinator and the nodes warned of, none when they did not: nothing that they say
+    shows on the terminal while the run goes on."""
+    counts: dict[str, int] = {}
+    for log in sorted(folder.logs.glob("*.log")):
+        if log.name not in ("driver.log", "prefect.log"):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            counts[log.name] = sum(" WARNING spotlight_core" in line for line in lines)
+    told = ", ".join(f"{count} in {name}" for name, count in counts.items() if count)
+    return [f"warnings {told} of {folder.logs}"] if told else []
+
+
 def where_to_look(folder: RunFolder) -> str:
     """The report, and the commands that open Prefect's and MLflow's pages of the run."""
     from tasks.tracking import serve_command
@@ -256,6 +268,7 @@ def where_to_look(folder: RunFolder) -> str:
     variables = " ".join(f"{name}={settings[name]}" for name in shown)
     return "\n".join(
         [
+            *warnings_of(folder),
             f"report   {folder.report}",
             f"prefect  {variables} prefect server start --host 127.0.0.1 --port 4200",
             f"mlflow   {serve_command(folder.runs)}",

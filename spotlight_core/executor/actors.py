@@ -39,7 +39,7 @@ from spotlight_core.executor.messages import (
     NodeSetup,
     Noticed,
 )
-from spotlight_core.executor.node_log import NodeLog
+from spotlight_core.executor.node_log import NodeLog, keep_warnings
 from spotlight_core.executor.processes import NODE_VARIABLE
 from spotlight_core.market.replay import ReplayWatcher, Strike
 from spotlight_core.types import PolicyVersion
@@ -71,6 +71,7 @@ class DenoiseActor:
     def __init__(
         self, setup: NodeSetup, rank: int, store: CommitStore, die: Callable[[], None] = kill_own_node
     ) -> None:
+        keep_warnings(setup.warnings)
         self._node = setup.node, setup.incarnation
         self._log = NodeLog(folder=setup.nodes)
         config = RunConfig.model_validate_json(setup.config)

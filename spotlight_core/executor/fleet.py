@@ -209,6 +209,7 @@ class LiveFleet:
                 weights=self._weights.absolute(),
                 nodes=self._log.folder.absolute(),
                 store=self._executor.store.name,
+                warnings=(self._log.folder.parent / "logs").absolute() / f"{node}.log",
                 devices=gpus_of(node, fleet.reserved_nodes, local_gpus(), fleet.gpus_per_node),
                 points=self._market.points(node),
             )

@@ -15,7 +15,8 @@ class NodeSetup:
 
     ``config`` is the resolved recipe as JSON; ``points`` the node's progress-keyed trace, followed by
     its first rank; ``gpus`` what is paid for, one rank each; ``devices`` the GPUs that it has here,
-    empty on a machine without; ``store`` the name of the StoreKeeper.
+    empty on a machine without; ``store`` the name of the StoreKeeper; ``warnings`` where its processes
+    write what a user should hear of, None for nowhere but Ray's logs, which end with the run.
     """
 
     node: str
@@ -28,6 +29,7 @@ class NodeSetup:
     nodes: Path
     store: str
     devices: tuple[str, ...] = ()
+    warnings: Path | None = None
     points: tuple[ProgressPoint, ...] = ()
 
     @property

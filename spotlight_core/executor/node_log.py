@@ -6,6 +6,7 @@ the very seconds that its Lost carries.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 Writer = Literal["node", "coordinator"]
+
+
+def keep_warnings(path: Path | None) -> None:
+    """Write this process's warnings to a file of the run, made with the first of them."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("spotlight_core").addHandler(handler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

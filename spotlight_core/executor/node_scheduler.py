@@ -22,7 +22,7 @@ from spotlight_core.config.fleet import NoNoticesConfig, NoticesConfig
 from spotlight_core.executor.actors import DenoiseActor, kill_own_node
 from spotlight_core.executor.cluster import SHARE, node_resource
 from spotlight_core.executor.messages import NodeSetup, Noticed
-from spotlight_core.executor.node_log import NodeLife, NodeLog
+from spotlight_core.executor.node_log import NodeLife, NodeLog, keep_warnings
 from spotlight_core.executor.store import RayStore
 
 LOG = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class NodeScheduler:
         die: Callable[[], None] = kill_own_node,
     ) -> None:
         started_at = time.time()
+        keep_warnings(setup.warnings)
         self._log = NodeLog(folder=setup.nodes)
         self._log.start(setup.node, setup.incarnation, setup.pool, setup.gpus, started_at)
         self._life = NodeLife(

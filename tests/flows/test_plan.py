@@ -1,9 +1,11 @@
 """What a plan says of a run before it starts."""
 
+import logging
 from pathlib import Path
 
-from flows.plan import describe
+from flows.plan import describe, warnings_of
 from spotlight_core.config import RunConfig
+from spotlight_core.executor.node_log import keep_warnings
 from spotlight_core.recipes import load_recipe
 from tasks.run_folder import RunFolder
 
@@ -59,3 +61,23 @@ def test_the_plan_of_the_embedded_model_stays_short() -> None:
     said = rows(load_recipe("quickstart"))
     first = ["run", "training", "batch", "exploration", "iteration"]
     assert list(said) == [*first, "prompts", "fleet", "price", "decisions"]
+
+
+def test_what_nodes_warn_of_outlives_them_and_is_told_at_the_end(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    assert warnings_of(folder) == []
+    logger = logging.getLogger("spotlight_core")
+    before = list(logger.handlers)
+    try:
+        keep_warnings(folder.logs / "spot-0.log")
+        commits = logging.getLogger("spotlight_core.executor.commits")
+        commits.info("nothing to tell")
+        assert not (folder.logs / "spot-0.log").exists()
+        commits.warning("no commit of r before denoise step 2: the disk is full")
+        assert "the disk is full" in (folder.logs / "spot-0.log").read_text()
+    finally:
+        for handler in set(logger.handlers) - set(before):
+            logger.removeHandler(handler)
+            handler.close()
+    assert warnings_of(folder) == [f"warnings 1 in spot-0.log of {folder.logs}"]
