@@ -150,10 +150,13 @@ class RayCluster:
             return
         deadline_ms = int((time.time() + seconds_left) * 1000)
         try:
+            from ray._private.worker import global_worker
             from ray.core.generated import autoscaler_pb2
 
             reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-            accepted, why = node.get_gcs_client().drain_node(
+            # The driver's own client: one of the node's would outlive the cluster, and Ray ends a process
+            # whose client has not reached its server for a minute.
+            accepted, why = global_worker.gcs_client.drain_node(
                 node.node_id, reason, "preemption notice", deadline_ms, timeout=DRAIN_SECONDS
             )
             if not accepted:
