@@ -60,7 +60,11 @@ test: lint ## Lint, then every fast test, with coverage
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The tests that take minutes or a browser
-	$(BIN)/python -m pytest -m "slow and not soak"
+	$(BIN)/python -m pytest -m "slow and not soak" --ignore=tests/core/executor
+	@# A process for each file that runs Ray itself: Ray ends one whose former cluster's server has been
+	@# silent for a minute.
+	$(BIN)/python -m pytest -m "slow and not soak" tests/core/executor/test_live_fleet.py
+	$(BIN)/python -m pytest -m "slow and not soak" tests/core/executor/test_node_deaths.py
 
 .PHONY: test-soak
 test-soak: $(STAMP) ## The tests that take minutes each: kills of everything, long random schedules

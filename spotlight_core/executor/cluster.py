@@ -192,6 +192,7 @@ class RayCluster:
 
             self._connected = False
             ray.shutdown()
+            ray.experimental.internal_kv._internal_kv_reset()
         with self._lock:
             keys = self._nodes.keys() | self._booting
         for name, incarnation in sorted(keys, key=lambda key: key == HEAD):
@@ -288,6 +289,10 @@ class RayCluster:
         with self._lock:
             node = self._nodes.pop((name, incarnation), None)
         started = [] if node is None else _started_processes(node)
+        if node is not None:
+            # Whoever still holds the node must not hold its client: Ray ends a process one of whose clients
+            # has not reached its server for a minute, even when that was another cluster's.
+            node._gcs_client = None
         if node is not None and terminate_seconds > 0:
             raylet = _raylet(node)
             raylet.terminate()
