@@ -87,7 +87,7 @@ def test_a_judge_that_is_not_there_is_refused(spotlight: Cli, tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_judge_that_fails_in_mid_run_stops_it_with_everything_saved(
     tmp_path: Path, endpoint: Endpoint
