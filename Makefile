@@ -61,14 +61,14 @@ test: lint ## Lint, then every fast test, with coverage
 .PHONY: test-slow
 test-slow: $(STAMP) ## The tests that take minutes or a browser
 	$(BIN)/python -m pytest -m "slow and not soak" --ignore=tests/core/executor
-	@# A process for each file that runs Ray itself: Ray ends one whose former cluster's server has been
+	@# A process of its own for the file that runs Ray itself: Ray ends one whose former cluster's server has been
 	@# silent for a minute.
 	$(BIN)/python -m pytest -m "slow and not soak" tests/core/executor/test_live_fleet.py
-	$(BIN)/python -m pytest -m "slow and not soak" tests/core/executor/test_node_deaths.py
 
 .PHONY: test-soak
 test-soak: $(STAMP) ## The tests that take minutes each: kills of everything, long random schedules
-	$(BIN)/python -m pytest -m soak
+	@# Likewise: one process a file.
+	@set -e; for file in $$(grep -rl "mark.soak" tests); do $(BIN)/python -m pytest -m soak $$file; done
 
 .PHONY: bench
 bench: $(STAMP) ## Measure against the baselines (NAME=denoise_steps_per_second for one)

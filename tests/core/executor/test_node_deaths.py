@@ -29,7 +29,7 @@ RUN = f"test-node-deaths-{os.getpid()}"
 STEPS = 40
 NODE = "spot-0-1"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
