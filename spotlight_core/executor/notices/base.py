@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -55,7 +56,7 @@ class Watcher:
         pass
 
 
-class EndpointWatcher(Watcher):
+class EndpointWatcher(Watcher, ABC):
     """One that asks an HTTP service; what is wrong with it is said once, at the end of a poll."""
 
     def __init__(self, endpoint: "Endpoint") -> None:
@@ -70,8 +71,9 @@ class EndpointWatcher(Watcher):
     def close(self) -> None:
         self._endpoint.close()
 
+    @abstractmethod
     def _poll(self) -> float | None:
-        raise NotImplementedError
+        """Seconds left when there is a notice; what is wrong with the service is noted in the endpoint."""
 
 
 def watch(
