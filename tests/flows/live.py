@@ -70,22 +70,13 @@ warmup_steps = 5
 [ema]
 interval = 2
 """
-POINTS = [
-    ("notice", {"iteration": 1, "phase": "explore", "node": "spot-0", "seconds_left": 20}),
-    ("kill", {"iteration": 1, "phase": "explore", "node": "spot-1"}),
-]
-TRACE = "".join(
-    json.dumps({"event": event, "nth_request": 1, "denoise_step": 2, **where}) + "\n"
-    for event, where in POINTS
-)
 START_SECONDS = 120.0
 
 
 def write_inputs(folder: Path) -> Path:
-    """The recipes and their trace in ``folder``; returns the folder of its runs."""
+    """The recipes in ``folder``; returns the folder of its runs."""
     (folder / "mini.toml").write_text(RECIPE)
     (folder / "lora.toml").write_text(LORA)
-    (folder / "trace.jsonl").write_text(TRACE)
     return folder / "runs"
 
 
