@@ -73,7 +73,7 @@ def train(
 
     config = _resolved(recipe, name, override or [], trace)
     if replay is not None:
-        config = replayed(config, runs, replay)
+        config = replayed(config, runs, replay, override or [])
     if name is None and not (resume or fresh):
         config = config.model_copy(update={"name": _free_name(runs, config.name)})
     folder = _folder(runs, config.name)

@@ -37,12 +37,17 @@ def check_same_recipe(given: RunConfig, begun: RunConfig) -> None:
     )
 
 
-def replayed(config: RunConfig, runs: Path, name: str) -> RunConfig:
+def replayed(config: RunConfig, runs: Path, name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """``config`` with the decisions of run ``name`` of the same recipe.
 
     Raises:
-        BadInputError: no such run, a recipe that trains something else, or a log that does not go as far.
+        BadInputError: no such run, a recipe that trains something else, a log that does not go as far, or
+            an override of what replaying sets.
     """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key in ("decisions", "replay"):
+            raise BadInputError(f"--override {override} beside --replay {name}, which sets {key}", "drop one")
     folder = existing_run(runs, name)
     check_replay(config, folder)
     return config.model_copy(update={"decisions": "replayed", "replay": folder.path})

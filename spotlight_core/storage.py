@@ -278,6 +278,11 @@ def _scheme(url: str) -> str:
             "fleet.store.url is empty", "name a folder, s3://bucket/prefix or gs://bucket/prefix"
         )
     if "://" not in url:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url):  # file:/x and s3:bucket would be folders here
+            raise BadInputError(
+                f"fleet.store.url = {url!r} is neither a folder nor an address",
+                "write file:///folder, s3://bucket/prefix or gs://bucket/prefix; ./ before a folder's name",
+            )
         return "file"
     parts = urlsplit(url)
     if parts.scheme not in ("file", *_EXTRAS):

@@ -47,7 +47,8 @@ def _clear(folder: RunFolder) -> None:
         config = RunConfig.model_validate_json(folder.recipe.read_bytes())
         TensorStore.open(store_url(config.fleet.store, folder.path, folder.run_id), memory_bytes=0).clear()
     except (SpotlightError, ValidationError) as error:  # they cost space and nothing else
-        LOG.warning("commits of a former driver stay where they are: %s", error)
+        said = f"{folder.recipe} is no recipe" if isinstance(error, ValidationError) else error
+        LOG.warning("commits of a former driver stay where they are: %s", said)
 
 
 def _journal_losses(folder: RunFolder, ended: int) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from spotlight_core.errors import SpotlightError
+
 Writer = Literal["node", "coordinator"]
 
 
@@ -105,7 +107,21 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> NodeLife | None:
-    records = _records(path)
+    """The life that a node's file tells of; None where it never began.
+
+    Raises:
+        SpotlightError: the file holds something else, so what the node cost is not known.
+    """
+    try:
+        return _life(_records(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpotlightError(
+            f"{path} is no log of a node ({type(error).__name__}: {error})",
+            "restore the file, or move it away: the node it tells of is then not paid for",
+        ) from error
+
+
+def _life(records: list[dict[str, Any]]) -> NodeLife | None:
     started = next((record for record in records if record["event"] == "start"), None)
     if started is None:
         return None

@@ -154,6 +154,8 @@ def test_each_run_has_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ("", "fleet.store.url is empty"),
         ("ftp://host/folder", "begins with ftp://, which the Tensor Store cannot use: name a folder, s3://"),
+        ("file:/folder", "neither a folder nor an address: write file:///folder"),
+        ("s3:bucket", "neither a folder nor an address"),
         ("s3:///prefix", "names no bucket: write s3://bucket/prefix"),
         (f"s3://AKIA:{SECRET}@bucket/prefix", "holds a user or a key: leave it out"),
         ("/proc/spotlight", r"cannot be written \(/proc: .*\): name a folder that can"),

@@ -51,6 +51,13 @@ def test_another_training_may_not(runs: Path, override: str, said: str) -> None:
         replayed(load_recipe("quickstart", ["iterations=2", override]), runs, "live")
 
 
+@pytest.mark.parametrize("override", ["decisions=live", "replay=runs/other"])
+def test_what_replaying_sets_cannot_be_overridden(runs: Path, override: str) -> None:
+    config = load_recipe("quickstart", ["iterations=2"])
+    with pytest.raises(BadInputError, match=f"--override {override} beside --replay live"):
+        replayed(config, runs, "live", ["rng_seed=0", override])
+
+
 def test_a_run_that_is_not_there_or_has_not_gone_as_far_is_refused(runs: Path) -> None:
     config = load_recipe("quickstart", ["iterations=2"])
     with pytest.raises(BadInputError, match="no run 'other'"):

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from spotlight_core.errors import SpotlightError
 from spotlight_core.events import BootFailed, Event, Lost, NodeJoined, encode
 from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.node_log import NodeLife, NodeLog
@@ -43,6 +46,16 @@ def test_half_a_line_is_no_record_and_nothing_stops_before_it_starts(tmp_path: P
     other = NodeLog(folder=tmp_path / "other")
     other.start("spot-0", 1, "spot", 1, 10.0)
     assert other.stop(life(other, "spot-0"), 9.0, "coordinator") == 10.0
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xf7\x00\n", b"not json\n", b"[1]\n", b'{"at": 1}\n', b'{"event": "start"}\n']
+)
+def test_a_file_that_is_no_log_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "spot-0-1.jsonl"
+    path.write_bytes(damage)
+    with pytest.raises(SpotlightError, match=f"{path} is no log of a node .*: restore the file"):
+        list(NodeLog(folder=tmp_path).lives())
 
 
 def test_burial_brings_the_journal_to_what_the_nodes_say(tmp_path: Path) -> None:
