@@ -3,7 +3,8 @@
 from rich.table import Table
 
 from flows.targets import begun_recipe
-from spotlight_core.costs import CostModel, from_records
+from spotlight_core.costs import CostModel
+from spotlight_core.costs.recorded import from_records
 from spotlight_core.simulator.compare import Comparison, SimulatedCost, simulated_cost
 from tasks.run_folder import RunFolder, read_records
 

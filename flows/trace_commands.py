@@ -1,4 +1,4 @@
-"""Commands about availability traces: `spotlight trace show` and `spotlight trace generate`."""
+"""Commands about availability traces: `spotlight trace show`, `generate` and `stranded`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -76,3 +76,56 @@ def generate(
     check_file(output, "the trace")
     write_text(output, bamboo_csv(trace, model, seed))
     typer.echo(f"trace {output}: {one_line(summarised(trace))}")
+
+
+@app.command()
+def stranded(
+    file: Annotated[Path, typer.Argument(help="A trace in any of the formats with a clock.")],
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes of the fleet.")] = 4,
+    gpus: Annotated[int, typer.Option(min=1, max=16, help="GPUs of each node.")] = 2,
+    degree: Annotated[int, typer.Option(min=1, max=16, help="GPUs of an SP group.")] = 2,
+    placements: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Seeded draws of which GPU comes and goes.")
+    ] = 50,
+    regroup_seconds: Annotated[
+        float, typer.Option(min=0, help="What GPUs stand still for when their group is formed anew.")
+    ] = 0.05,
+    as_json: AsJson = False,
+) -> None:
+    """How much of a spot fleet stands idle because the rest of its SP group is gone.
+
+    The trace's nodes are scaled to the fleet's GPUs.  Fixed groups work whole or not at all; elastic ones
+    re-form from the GPUs that are left.
+    """
+    import dataclasses
+    import json
+
+    from rich.console import Console
+
+    from flows.trace_view import stranded_view
+    from spotlight_core.elastic.stranded import compared
+    from spotlight_core.errors import BadInputError
+    from spotlight_core.market.traces import ClockTrace, read_trace
+
+    if gpus % degree:
+        raise BadInputError(
+            f"--degree {degree} with --gpus {gpus}: fixed groups would leave GPUs over for good",
+            "give a degree that divides the GPUs of a node",
+        )
+    trace = read_trace(file)
+    if not isinstance(trace, ClockTrace):
+        raise BadInputError(
+            f"{file} follows a run's progress and has no clock", "give a trace that tells when nodes came"
+        )
+    found = compared(
+        trace,
+        nodes=nodes,
+        gpus_per_node=gpus,
+        degree=degree,
+        placements=placements,
+        regroup_seconds=regroup_seconds,
+    )
+    if as_json:
+        typer.echo(json.dumps({name: dataclasses.asdict(one) for name, one in found.items()}, indent=2))
+    else:
+        Console().print(stranded_view(file.name, found))

@@ -1,10 +1,12 @@
 """What `spotlight trace` prints at a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from spotlight_core.elastic.stranded import Stranded
 from spotlight_core.market.trace_summary import ProgressSummary, TraceSummary
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -53,3 +55,20 @@ def trace_view(name: str, summary: TraceSummary | ProgressSummary) -> Renderable
 
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def stranded_view(name: str, found: Mapping[str, Stranded]) -> Table:
+    """One row for each way to form groups."""
+    table = Table(title=f"{name}: GPUs that are there and cannot work", title_justify="left")
+    table.add_column("groups")
+    for heading in ("GPU-h there", "GPU-h stranded", "stranded", "time with any stranded"):
+        table.add_column(heading, justify="right")
+    for kind, one in found.items():
+        table.add_row(
+            kind,
+            f"{one.available_gpu_seconds / 3600:.2f}",
+            f"{one.stranded_gpu_seconds / 3600:.3f}",
+            f"{one.share:.2%}",
+            f"{one.any_share:.1%}",
+        )
+    return table

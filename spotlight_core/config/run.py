@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.config.fleet import FleetConfig
 from spotlight_core.config.learning import (
     AdvantageConfig,
@@ -121,6 +122,7 @@ class RunConfig(Section):
     exploration: ExplorationConfig = NoExplorationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     fleet: FleetConfig = FleetConfig()
+    elastic: ElasticConfig = ElasticConfig()
     services: ServicesConfig = ServicesConfig()
     prices: dict[str, float] = Field({"reserved": 10.08, "spot": 2.87, "on_demand": 10.08})
     """USD per GPU-hour of each pool: means of published prices of 9 June 2026."""
@@ -149,6 +151,7 @@ class RunConfig(Section):
             raise ValueError(f"name {self.name!r} belongs to a store that runs share: choose another")
         self._check_advantage()
         self._check_prices()
+        self._check_degree()
         if (self.decisions == "replayed") is not (self.replay is not None):
             raise ValueError(
                 f"decisions = {self.decisions!r} and replay = {str(self.replay)!r}: say --replay RUN, or "
@@ -201,6 +204,19 @@ class RunConfig(Section):
                 raise ValueError(f"prices.{pool}: unknown pool, the pools are {', '.join(rented)}")
             if not 0 <= price < float("inf"):
                 raise ValueError(f"prices.{pool} = {price}: give USD per GPU-hour, 0 or more")
+
+    def _check_degree(self) -> None:
+        elastic, gpus = self.elastic, self.fleet.gpus_per_node
+        degree = elastic.min_degree if elastic.sp_degree == "auto" else elastic.sp_degree
+        if degree > gpus:
+            raise ValueError(
+                f"elastic asks for {degree} GPUs of a node together and fleet.gpus_per_node = {gpus}: "
+                "an SP group is of one node; raise fleet.gpus_per_node or lower the degree"
+            )
+        if elastic.min_degree > degree:
+            raise ValueError(
+                f"elastic.min_degree = {elastic.min_degree} exceeds elastic.sp_degree = {degree}: lower it"
+            )
 
     def _check_arm(self, arm: FixedArmConfig) -> None:
         if arm.effective_steps > self.sampler.denoise_steps:

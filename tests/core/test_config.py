@@ -250,7 +250,16 @@ def test_every_field_of_every_section_is_documented() -> None:
     tables = {f"RunConfig.{key}" for key in ("model", "data", "sampler", "reward", "loss", "advantage")}
     tables |= {
         f"RunConfig.{key}"
-        for key in ("optimizer", "trainer", "ema", "exploration", "evaluation", "fleet", "services")
+        for key in (
+            "optimizer",
+            "trainer",
+            "ema",
+            "exploration",
+            "evaluation",
+            "fleet",
+            "elastic",
+            "services",
+        )
     }
     tables |= {"FleetConfig.notices", "FleetConfig.store"}
     assert set(bare) - tables == set()

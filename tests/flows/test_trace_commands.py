@@ -72,3 +72,30 @@ def test_what_is_no_trace_is_refused_in_one_line(
 def test_a_sparkline_goes_from_nothing_to_the_greatest() -> None:
     assert sparkline([0, 1, 4, 8]) == " ▂▅█"
     assert sparkline([0, 0]) == "  "
+
+
+def test_what_a_market_strands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("0,add,a\n0,add,b\n0,add,c\n0,add,d\n3600000,remove,a\n7200000,add,a\n")
+    options = (str(path), "--nodes", "2", "--placements", "3")
+    code, out, _ = trace(monkeypatch, capsys, "stranded", *options, "--json")
+    found = json.loads(out)
+    assert code == 0
+    for kind in ("fixed", "fixed, by counting"):  # three of two pairs are there for the second hour
+        assert found[kind] == pytest.approx(
+            {"available_gpu_seconds": 7 * 3600, "stranded_gpu_seconds": 3600, "any_share": 0.5}
+        )
+    assert found["elastic"]["stranded_gpu_seconds"] < 1
+    assert "fixed" in trace(monkeypatch, capsys, "stranded", *options)[1]
+
+
+def test_what_cannot_be_stranded_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(RECIPES / "traces" / "quickstart.jsonl")
+    code, _, error = trace(monkeypatch, capsys, "stranded", path)
+    assert (code, "has no clock" in error) == (2, True)
+    code, _, error = trace(monkeypatch, capsys, "stranded", path, "--gpus", "3")
+    assert (code, "give a degree that divides the GPUs of a node" in error) == (2, True)

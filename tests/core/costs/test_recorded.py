@@ -2,7 +2,7 @@
 
 import pytest
 
-from spotlight_core.costs import fit_line, from_records
+from spotlight_core.costs.recorded import fit_line, from_records
 
 
 def test_a_line_through_the_medians_of_two_row_counts() -> None:
@@ -18,7 +18,7 @@ def test_one_row_count_is_taken_per_row_and_none_is_refused() -> None:
 
 
 Record = dict[str, object]
-GROUP: Record = {"node": "n", "generation": 1, "ranks": [0]}
+GROUP: Record = {"node": "n", "incarnation": 1, "ranks": [0]}
 
 
 def start(at: float, lease: str, rows: int, from_step: int = 0, queued: bool = False) -> list[Record]:

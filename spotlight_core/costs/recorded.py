@@ -1,25 +1,11 @@
-"""What things cost in seconds: the profile that simulated runs are timed with."""
+"""What a recorded run cost: its cost model, read off its journal and its iterations."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """Seconds on one node's GPU.  A denoise step costs ``fixed + per_row x rows``."""
-
-    denoise_step_fixed_seconds: float
-    denoise_step_per_row_seconds: float
-    launch_seconds: float
-    load_seconds: float
-    score_seconds_per_image: float
-    train_seconds: float
-    boot_seconds: float
-
-    def denoise_step_seconds(self, rows: int) -> float:
-        return self.denoise_step_fixed_seconds + self.denoise_step_per_row_seconds * rows
+from spotlight_core.costs.model import CostModel
 
 
 def fit_line(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
@@ -41,7 +27,7 @@ def fit_line(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
 
 def _group(word: Mapping[str, Any]) -> tuple[str, int, tuple[int, ...]]:
     group = word["group"]
-    return group["node"], group["generation"], tuple(group["ranks"])
+    return group["node"], group["incarnation"], tuple(group["ranks"])
 
 
 @dataclass(slots=True, kw_only=True)
