@@ -2,6 +2,7 @@
 
 from spotlight_core.config import RunConfig
 from spotlight_core.drive import Together
+from spotlight_core.elastic.build import build_layout
 from spotlight_core.market.fleet import FleetPlanner, FleetRules
 from spotlight_core.scheduling.order import build_order
 from spotlight_core.scheduling.records import SchedulingRules
@@ -16,5 +17,5 @@ def build_decider(config: RunConfig, *, speedup: float = 1.0) -> Together:
     fleet = config.fleet
     return Together(
         FleetPlanner(FleetRules.of(fleet, speedup=speedup)),
-        RequestScheduler(SchedulingRules.of(fleet), build_order(fleet.order)),
+        RequestScheduler(SchedulingRules.of(fleet), build_order(fleet.order), build_layout(config)),
     )

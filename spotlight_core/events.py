@@ -1,8 +1,9 @@
 """The words between a decider and an executor: events in, commands out.
 
 Every event carries ``at`` (seconds on the coordinator's clock), ``seq`` (arrival number) and
-``epoch`` (which coordinator wrote it); they are stamped by the coordinator on receipt.  A group's
-``generation`` is the incarnation of its node: a node that returns is a new one.
+``epoch`` (which coordinator wrote it); they are stamped by the coordinator on receipt.  A node that
+returns is a new ``incarnation``; its ranks, one a GPU, form SP groups, and each time that they are formed
+anew is another ``generation``.
 
 Structs of msgspec, which are made, compared and written many times faster than dataclasses: a busy
 fleet's scheduler spends more time on its words than on its decisions.
@@ -19,15 +20,26 @@ from spotlight_core.types import GenerationRequest, PolicyVersion
 Phase = Literal["rollout", "train", "remainder", "publish", "evaluate"]
 Outcome = Literal["done", "aborted", "cancelled"]
 Fault = Literal["request", "node", "nobody"]
+RankCause = Literal["died", "hung", "revoked"]
 NodeKey = tuple[str, int]  # name and incarnation
 
 
 class SPGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An ordered tuple of ranks of one node that denoise together, at one incarnation of the node."""
+    """An ordered tuple of ranks of one node that denoise together; the first one leads.
+
+    A group is named by its ranks and the ``generation`` of its node's layout in which it was formed: 0 is
+    the layout that a node joins with, each rank by itself.
+    """
 
     node: str
-    generation: int
+    incarnation: int
     ranks: tuple[int, ...] = (0,)
+    generation: int = 0
+
+    @property
+    def degree(self) -> int:
+        """How many ranks share the sequence."""
+        return len(self.ranks)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="word", tag=True):
@@ -72,7 +84,11 @@ class Finished(Event, frozen=True, kw_only=True, gc=False):
 
 
 class Committed(Event, frozen=True, kw_only=True, gc=False):
-    """In-flight latents are safe in the Tensor Store; ``released`` when the group also let go."""
+    """In-flight latents are safe in the Tensor Store; ``released`` when the group also let go.
+
+    ``held``: they are in the memory of the group's surviving ranks instead, and only these can go on
+    from them (see ``Yield.hold``); another node goes on from the last commit in the Tensor Store.
+    """
 
     lease: str
     request: str
@@ -80,6 +96,7 @@ class Committed(Event, frozen=True, kw_only=True, gc=False):
     ref: str
     digest: str
     released: bool
+    held: bool = False
 
 
 class Failed(Event, frozen=True, kw_only=True, gc=False):
@@ -171,17 +188,45 @@ class LoadFailed(Event, frozen=True, kw_only=True, gc=False):
     error: str
 
 
-class ActorLost(Event, frozen=True, kw_only=True, gc=False):
-    """The process behind a group died and its node lives: its leases are gone, another one boots."""
+class RankNotice(Event, frozen=True, kw_only=True, gc=False):
+    """These GPUs of a node will be taken back in ``seconds_left``, and the others stay."""
 
-    group: SPGroup
-    error: str
+    node: str
+    incarnation: int
+    ranks: tuple[int, ...]
+    seconds_left: float
+    source: str = "trace"
 
 
-class ActorReady(Event, frozen=True, kw_only=True, gc=False):
-    """A group has a process again after ``ActorLost``; it holds no weights yet."""
+class RankLost(Event, frozen=True, kw_only=True, gc=False):
+    """A rank's process is gone and its node lives: ``died``, ``hung`` or ``revoked``.
 
-    group: SPGroup
+    What its group had in flight is told before (``Committed.held`` by the survivors) or gone with it.
+    A rank that died or hung gets another process; one that was revoked may come back later.
+    """
+
+    node: str
+    incarnation: int
+    rank: int
+    cause: RankCause
+    error: str = ""
+
+
+class RankReady(Event, frozen=True, kw_only=True, gc=False):
+    """A rank has a process again after ``RankLost``; it is in no group and holds no weights yet."""
+
+    node: str
+    incarnation: int
+    rank: int
+
+
+class Regrouped(Event, frozen=True, kw_only=True, gc=False):
+    """The node's ranks form these groups now (see ``Regroup``); what older generations say is refused."""
+
+    node: str
+    incarnation: int
+    generation: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 class Timer(Event, frozen=True, kw_only=True, gc=False):
@@ -217,12 +262,16 @@ class Start(Command, frozen=True, kw_only=True, gc=False):
 
 
 class Yield(Command, frozen=True, kw_only=True, gc=False):
-    """Commit at the next denoise step and let go, by ``by`` seconds on the coordinator's clock."""
+    """Commit at the next denoise step and let go, by ``by`` seconds on the coordinator's clock.
+
+    ``hold``: keep the state in the group's memory, since ranks of it go on at once.
+    """
 
     lease: str
     group: SPGroup
     by: float
     reason: str
+    hold: bool = False
 
 
 class Abandon(Command, frozen=True, kw_only=True, gc=False):
@@ -237,6 +286,26 @@ class Load(Command, frozen=True, kw_only=True, gc=False):
 
     group: SPGroup
     policy: PolicyVersion
+
+
+class Regroup(Command, frozen=True, kw_only=True, gc=False):
+    """Form a node's ranks into these groups; a group whose ranks stay as they are keeps its generation.
+
+    Nothing is in flight on the ranks of a group that changes.  ``Regrouped`` answers.
+    """
+
+    node: str
+    incarnation: int
+    generation: int
+    groups: tuple[tuple[int, ...], ...]
+
+
+class ReleaseRank(Command, frozen=True, kw_only=True, gc=False):
+    """Let a GPU under notice go: nothing is in flight there, and it is in no group."""
+
+    node: str
+    incarnation: int
+    rank: int
 
 
 class Acquire(Command, frozen=True, kw_only=True, gc=False):
@@ -293,12 +362,14 @@ EVENTS: tuple[type[Event], ...] = (
         Lost,
         WeightsLoaded,
         LoadFailed,
-        ActorLost,
-        ActorReady,
+        RankNotice,
+        RankLost,
+        RankReady,
+        Regrouped,
     ),
 )
 COMMANDS: tuple[type[Command], ...] = (
-    *(Start, Yield, Abandon, Load, Acquire, Drain, Release, SetTimer, Settle, Alarm),
+    *(Start, Yield, Abandon, Load, Regroup, ReleaseRank, Acquire, Drain, Release, SetTimer, Settle, Alarm),
 )
 _ANY_WORD: Any = reduce(or_, EVENTS + COMMANDS)
 _ENCODER = msgspec.json.Encoder()

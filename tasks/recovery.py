@@ -15,6 +15,7 @@ from spotlight_core.events import Lost, encode
 from spotlight_core.executor.burial import bury_open_nodes
 from spotlight_core.executor.processes import reap
 from spotlight_core.journal import drop_cut_line, last_event
+from spotlight_core.parallel.rendezvous import meeting_place
 from spotlight_core.storage import store_url
 from spotlight_core.tensor_store import TensorStore
 from tasks.run_folder import RunFolder
@@ -41,6 +42,7 @@ def _clear(folder: RunFolder) -> None:
     """What a former life left that no later one reads: where its coordinator was, half-written checkpoints,
     and in-flight latents."""
     folder.coordinator.unlink(missing_ok=True)
+    shutil.rmtree(meeting_place(folder.path), ignore_errors=True)
     for half in folder.checkpoints.glob(".*.tmp"):
         shutil.rmtree(half)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spotlight_core.errors import BadInputError
+from spotlight_core.events import Word
 from spotlight_core.journal import read_words
 from spotlight_core.market.billing import Segment
 from spotlight_core.market.explain import Explanation, explain
@@ -67,6 +68,7 @@ class RunRecord:
     base_image: bytes | None
     final_image: bytes | None
     missing: tuple[str, ...]
+    words: tuple[Word, ...]
 
     @property
     def target(self) -> float | None:
@@ -161,7 +163,7 @@ def read_run(path: Path) -> RunRecord:
     recipe, facts = _json(folder.recipe), _json(folder.run_json)
     try:
         records = _latest(read_records(folder.iterations))
-        words = list(read_words(folder.journal))
+        words = tuple(read_words(folder.journal))
     except (ValueError, KeyError) as error:
         raise BadInputError(
             f"a log in {path} cannot be read ({error})", "restore it, or report another run"
@@ -188,6 +190,7 @@ def read_run(path: Path) -> RunRecord:
         base_image=_bytes(folder.images / "base.png"),
         final_image=_bytes(folder.images / "final.png"),
         missing=_missing(folder, done, recipe.get("iterations"), points),
+        words=words,
     )
 
 

@@ -8,17 +8,18 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from spotlight_core.durable import write_text
-from tasks import report_preemptions
+from tasks import report_preemptions, report_throughput
 from tasks import report_sections as sections
 from tasks.report_data import RunRecord, read_run
 from tasks.report_figures import contrast_figure, correlation_figure, score_figure
+from tasks.report_throughput import Change
 from tasks.report_timeline import closed_pause, every_segment, joined_segments, timeline_figure
 from tasks.run_folder import RunFolder
 
 PAGE = Path(__file__).parent / "report_page.html"
 
 
-def _figures(run: RunRecord, baseline: RunRecord | None) -> str:
+def _figures(run: RunRecord, baseline: RunRecord | None, changes: tuple[Change, ...]) -> str:
     figures = {
         "score_iterations": score_figure(run, "iterations", baseline),
         "score_usd": score_figure(run, "usd", baseline),
@@ -28,12 +29,16 @@ def _figures(run: RunRecord, baseline: RunRecord | None) -> str:
         "correlation": correlation_figure(run),
         "preemptions": report_preemptions.preemptions_figure(run),
     }
+    if changes:
+        figures["throughput"] = report_throughput.figure(changes)
     # A request's id or a file's name must not be able to end the script element.
     return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _parts(run: RunRecord, baseline: RunRecord | None, folder: Path) -> dict[str, str]:
     began = datetime.fromtimestamp(run.began, tz=UTC).strftime("%Y-%m-%d %H:%M UTC") if run.began else "never"
+    changes = report_throughput.changes(run.words)
+    preemptions = report_preemptions.section(run, report_preemptions.find_twins(folder))
     return {
         "title": sections.esc(f"{run.name} · Spotlight run"),
         "heading": sections.esc(run.name),
@@ -47,10 +52,10 @@ def _parts(run: RunRecord, baseline: RunRecord | None, folder: Path) -> dict[str
         "contrast": sections.contrast_words(run),
         "correlation": sections.correlation_words(run),
         "money": sections.money(run),
-        "preemptions": report_preemptions.section(run, report_preemptions.find_twins(folder)),
+        "preemptions": preemptions + report_throughput.section(changes, run.began),
         "recipe": sections.recipe(run),
         "footer": f"Begun {began}. Made from the run folder's own files.",
-        "figures": _figures(run, baseline),
+        "figures": _figures(run, baseline, changes),
         "plotly": get_plotlyjs(),
     }
 

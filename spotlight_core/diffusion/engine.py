@@ -4,12 +4,16 @@ A request stopped at step n and resumed from its state, here or on another node,
 what an uninterrupted one gives: the state holds fp32 latents, the last velocity (a reused step may
 come next) and the window recorded so far; noise is a function of names.
 
+The ranks of an SP group run the same request side by side.  Each has the whole latents, and takes every
+step by itself but for the transformer's forward, which they share: whoever is left has it all.
+
 Shape legend: B batch (seeds of the request), S sequence, C channel, T trained denoise steps,
 F frames.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 import torch
@@ -21,7 +25,10 @@ from spotlight_core.diffusion.noise import INITIAL_NOISE, batch_noise
 from spotlight_core.diffusion.samplers import Sampler, build_sampler
 from spotlight_core.diffusion.samplers.ode import OdeSampler
 from spotlight_core.diffusion.samplers.sde import SdeSampler
-from spotlight_core.errors import BadInputError, TrainingError
+from spotlight_core.errors import BadInputError, SpotlightError, TrainingError
+from spotlight_core.parallel.communicator import Communicator, GroupBrokenError
+from spotlight_core.parallel.reshard import hand_over
+from spotlight_core.parallel.sequence import SequenceParallel
 from spotlight_core.types import Fidelity, GenerationRequest
 
 Boundary = Callable[[int, Callable[[], Arrays]], bool]
@@ -33,6 +40,18 @@ class Paused:
 
     next_denoise_step: int
     state: Arrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Broken:
+    """The group of a request broke; this rank still has the state before ``next_denoise_step``.
+
+    None where the step that broke was the first: the request can only begin anew.
+    """
+
+    next_denoise_step: int
+    state: Arrays | None
+    error: GroupBrokenError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +113,28 @@ class DenoiseEngine:
         self._config = sampler
         self._rng_seed = rng_seed
         self._record_means = record_means
+        self._sequence: SequenceParallel | None = None
+
+    @overload
+    def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        from_denoise_step: int = 0,
+        state: Arrays | None = None,
+        boundary: Boundary = ...,
+    ) -> Generated | Paused: ...
+
+    @overload
+    def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        from_denoise_step: int = 0,
+        state: Arrays | None = None,
+        boundary: Boundary = ...,
+        communicator: Communicator | None,
+    ) -> Generated | Paused | Broken | None: ...
 
     def generate(
         self,
@@ -102,12 +143,17 @@ class DenoiseEngine:
         from_denoise_step: int = 0,
         state: Arrays | None = None,
         boundary: Boundary = lambda step, state: False,
-    ) -> Generated | Paused:
+        communicator: Communicator | None = None,
+    ) -> Generated | Paused | Broken | None:
         """Denoise ``request``, from the start or from a committed ``state`` before ``from_denoise_step``.
 
         ``boundary(next_denoise_step, make_state)`` is called between two denoise steps; when it
         returns True the request stops and its state is returned.  ``make_state()`` gives the state
         without stopping, for periodic commits.
+
+        With a ``communicator`` this rank is one of a group that all denoise ``request``.  Its first rank
+        leads: it alone has ``state``, is asked at boundaries and returns the result, for which the others
+        return None.  ``Paused`` and ``Broken`` come back on every rank that is left.
 
         Raises:
             BadInputError: a fidelity that cannot be denoised (step 0 reused, SDE steps out of range, a
@@ -115,23 +161,47 @@ class DenoiseEngine:
             ValueError: a start step without its state, or the reverse.
             TrainingError: latents that are not finite.
         """
-        sampler = self.sampler_for(request.fidelity)
-        steps = request.fidelity.denoise_steps
-        if (from_denoise_step > 0) != (state is not None) or not 0 <= from_denoise_step < steps:
-            raise ValueError(
-                f"cannot start at denoise step {from_denoise_step} of {steps} with state={state is not None}"
-            )
+        sampler, steps = self.sampler_for(request.fidelity), request.fidelity.denoise_steps
+        self._share(communicator)
+        ended = from_denoise_step
+        trajectory: _Trajectory | None = None
+        try:
+            _check_start(communicator, from_denoise_step, steps, state)
+            with torch.inference_mode():
+                if communicator is not None and from_denoise_step:
+                    state = hand_over(state, (0,), communicator)
+                trajectory = self._start(request) if state is None else _Trajectory.restored(state)
+                text = self.model.encode([prompt.text for prompt in request.row_prompts])
+                for denoise_step in range(from_denoise_step, steps):
+                    self._advance(request, sampler, trajectory, text, denoise_step)
+                    ended = denoise_step + 1
+                    if ended < steps and _lets_go(communicator, boundary, ended, trajectory):
+                        return Paused(next_denoise_step=ended, state=trajectory.state())
+        except GroupBrokenError as error:
+            kept = state if trajectory is None else trajectory.state() if ended else None
+            return Broken(next_denoise_step=ended if kept else 0, state=kept, error=error)
+        except SpotlightError:
+            raise  # what is wrong with the request is wrong on every rank
+        except BaseException:
+            if communicator is not None:
+                communicator.abort()  # the others wait for this rank
+            raise
+        finally:
+            self._share(None)
+        # Nobody waits for anybody any more: what fails from here on leaves the group whole.
+        _check_finite(trajectory.x_BSC, request)
+        if communicator is not None and communicator.rank:
+            return None
         with torch.inference_mode():
-            trajectory = self._start(request) if state is None else _Trajectory.restored(state)
-            text = self.model.encode([prompt.text for prompt in request.row_prompts])
-            for denoise_step in range(from_denoise_step, steps):
-                self._advance(request, sampler, trajectory, text, denoise_step)
-                following = denoise_step + 1
-                if following < steps and boundary(following, trajectory.state):
-                    return Paused(next_denoise_step=following, state=trajectory.state())
-            _check_finite(trajectory.x_BSC, request)
             images = self.model.decode(trajectory.x_BSC)
         return Generated(arrays={"images": images, "x0": trajectory.x_BSC.numpy()} | trajectory.recorded())
+
+    def _share(self, communicator: Communicator | None) -> None:
+        """Let the group, or nobody, have a part in every forward from now on."""
+        if communicator is not None and communicator.size > 1 and self._sequence is None:
+            self._sequence = SequenceParallel(self.model.transformer)
+        if self._sequence is not None:
+            self._sequence.use(communicator)
 
     def sampler_for(self, fidelity: Fidelity) -> Sampler:
         """The recipe's sampler where there are SDE steps, else the ODE over the same kind of schedule.
@@ -195,6 +265,26 @@ class DenoiseEngine:
                 steps_B = torch.full((len(x_BSC),), denoise_step)
                 trajectory.means.append(sampler.mean(x_BSC, trajectory.v_BSC, steps_B).numpy())
         trajectory.x_BSC = x_next_BSC
+
+
+def _check_start(
+    communicator: Communicator | None, denoise_step: int, steps: int, state: Arrays | None
+) -> None:
+    has_state = denoise_step > 0 and (communicator is None or communicator.rank == 0)
+    if has_state != (state is not None) or not 0 <= denoise_step < steps:
+        raise ValueError(
+            f"cannot start at denoise step {denoise_step} of {steps} with state={state is not None}"
+        )
+
+
+def _lets_go(
+    communicator: Communicator | None, boundary: Boundary, denoise_step: int, trajectory: _Trajectory
+) -> bool:
+    """What the leader is told at the boundary, on all ranks."""
+    if communicator is None:
+        return boundary(denoise_step, trajectory.state)
+    answer = communicator.rank == 0 and boundary(denoise_step, trajectory.state)
+    return bool(communicator.broadcast(torch.tensor([answer], device=trajectory.x_BSC.device), 0))
 
 
 def _check_finite(x_BSC: torch.Tensor, request: GenerationRequest) -> None:

@@ -1,5 +1,8 @@
 """DenoiseActor: one per GPU of a node; it holds a policy, denoises one request at a time, and yields.
 
+Alone, or as a rank of an SP group, all of which get each of its leases: the first rank leads, and is told
+and tells all there is; the others take part, and speak only when the group breaks.
+
     generate ─► fetch the state ─► denoise thread ─► engine ─ boundary between two steps: yield? trace?
         ▲           (prefetched)         │                     commit? (the store answers in the background)
         └── messages: the stream that the executor reads ◄─────┘
@@ -28,13 +31,15 @@ import psutil
 from spotlight_core.arrays import Arrays, SafetensorError, arrays_digest, from_bytes, to_bytes
 from spotlight_core.config import RunConfig
 from spotlight_core.errors import SpotlightError
-from spotlight_core.events import Start
+from spotlight_core.events import SPGroup, Start
 from spotlight_core.executor.commits import CommitStore, Committer, LeaseCommits, StoreAway
+from spotlight_core.executor.groups import HELD, HeldStates, Meeting
 from spotlight_core.executor.leases import Lease, Leases
 from spotlight_core.executor.messages import (
     Began,
     Dropped,
     FinishedResult,
+    HeldState,
     Message,
     NodeSetup,
     Noticed,
@@ -42,10 +47,11 @@ from spotlight_core.executor.messages import (
 from spotlight_core.executor.node_log import NodeLog, keep_warnings
 from spotlight_core.executor.processes import NODE_VARIABLE
 from spotlight_core.market.replay import ReplayWatcher, Strike
+from spotlight_core.parallel.communicator import Communicator, GroupBrokenError
 from spotlight_core.types import PolicyVersion
 
 if TYPE_CHECKING:
-    from spotlight_core.diffusion.engine import Generated, Paused
+    from spotlight_core.diffusion.engine import Broken, Generated, Paused
 
 LOG = logging.getLogger(__name__)
 
@@ -65,11 +71,21 @@ def kill_own_node() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_own_process() -> None:
+    """SIGKILL this process alone."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class DenoiseActor:
     """See the module's text."""
 
     def __init__(
-        self, setup: NodeSetup, rank: int, store: CommitStore, die: Callable[[], None] = kill_own_node
+        self,
+        setup: NodeSetup,
+        rank: int,
+        store: CommitStore,
+        die: Callable[[], None] = kill_own_node,
+        end: Callable[[], None] = kill_own_process,
     ) -> None:
         keep_warnings(setup.warnings)
         self._node = setup.node, setup.incarnation
@@ -95,13 +111,22 @@ class DenoiseActor:
         # One rank follows the node's trace: what it strikes is the node.
         points = setup.points if rank == 0 else ()
         self._watcher = ReplayWatcher(points, config.fleet.grace_seconds)
-        self._die = die
+        self._die, self._end = die, end
+        self._rank = rank
+        self._meeting = None if setup.rendezvous is None else Meeting(setup.rendezvous, rank, config.elastic)
+        self._held = HeldStates()
         self._leases = Leases()
         # One thread for all denoising: a request at a time, and always the same thread-local state.
         self._denoiser = ThreadPoolExecutor(max_workers=1, thread_name_prefix="denoise")
 
     def ready(self) -> None:
         """Answering says that the model is built."""
+
+    def become(self, rank: int) -> None:
+        """Take the place of a rank whose process is gone: what a standby is there for."""
+        if self._meeting is not None:
+            self._meeting.become(rank)
+        self._rank = rank
 
     def until_stopped(self) -> None:
         """Never answers: who waits for it learns of the actor's death at once."""
@@ -120,8 +145,9 @@ class DenoiseActor:
 
         It begins when the requests before it have ended; ``after`` names the lease that it comes
         behind, whose call may arrive later than this one.  The last message is a ``FinishedResult``,
-        a ``Dropped``, an ``UnstoredState`` or a released ``CommittedState``; an abandoned lease ends
-        without any.  Errors of the request are raised after the messages before them.
+        a ``Dropped``, an ``UnstoredState``, a ``HeldState`` or a released ``CommittedState``; an abandoned
+        lease ends without any, and so does one on a rank that does not lead.  Errors of the request are
+        raised after the messages before them.
         """
         lease = self._leases.get(start.lease)
         if lease is None:
@@ -132,11 +158,12 @@ class DenoiseActor:
         finally:
             self._leases.end(lease)
 
-    def yield_lease(self, name: str) -> None:
-        """Commit at the next boundary and let go.  A lease that has ended ignores it."""
+    def yield_lease(self, name: str, hold: bool = False) -> None:
+        """Commit at the next boundary, or ``hold`` the state here, and let go.  A lease that has ended
+        ignores it."""
         lease = self._leases.get(name)
         if lease is not None:
-            lease.give_up()
+            lease.give_up(hold)
 
     def abandon(self, name: str) -> None:
         """Stop at the next boundary, or do not begin; nobody waits for the work."""
@@ -165,13 +192,17 @@ class DenoiseActor:
             outcome = work.result()
         except CancelledError:  # abandoned while it was queued, or waited for its state
             return
-        yield from self._outcome(lease, commits, outcome)
+        yield from self._outcome(start, lease, commits, outcome)
 
     def _fetch(self, start: Start, state: "Future[Arrays | None]") -> Dropped | None:
         """Give ``state`` what the request goes on from; cancelled, and what to tell, when there is none."""
         fetched: Arrays | None = None
         try:
-            if not state.cancelled() and start.state_ref is not None:
+            if state.cancelled() or start.state_ref is None or self._rank != start.group.ranks[0]:
+                pass  # nothing to go on from, or the leader hands it over
+            elif start.state_ref.startswith(HELD):
+                fetched = self._held.take(start.state_ref)
+            else:
                 fetched = from_bytes(self._store.get(start.state_ref, start.state_digest or ""))
         except (SpotlightError, SafetensorError) as error:
             # Whatever the commit is worth, the request can begin anew.
@@ -188,13 +219,21 @@ class DenoiseActor:
         return None
 
     def _outcome(
-        self, lease: Lease, commits: LeaseCommits, outcome: "Generated | Paused | None"
+        self, start: Start, lease: Lease, commits: LeaseCommits, outcome: "Generated | Paused | Broken | None"
     ) -> Iterator[Message]:
-        from spotlight_core.diffusion.engine import Paused
+        from spotlight_core.diffusion.engine import Broken, Paused
 
         if lease.abandoned or outcome is None:  # past its last boundary too: nobody would take the result
             return
-        if isinstance(outcome, Paused):
+        leads = self._rank == start.group.ranks[0]
+        if isinstance(outcome, Broken):
+            digest = "" if outcome.state is None else self._held.keep(start.lease, outcome.state)
+            yield HeldState(next_denoise_step=outcome.next_denoise_step, digest=digest, broken=True)
+        elif isinstance(outcome, Paused) and (lease.hold or not leads):
+            digest = self._held.keep(start.lease, outcome.state)
+            if leads:
+                yield HeldState(next_denoise_step=outcome.next_denoise_step, digest=digest, broken=False)
+        elif isinstance(outcome, Paused):
             yield commits.last(outcome.next_denoise_step, outcome.state)
         else:
             yield FinishedResult(payload=to_bytes(outcome.arrays), digest=arrays_digest(outcome.arrays))
@@ -220,10 +259,36 @@ class DenoiseActor:
 
     def _denoise(
         self, start: Start, lease: Lease, fetched: "Future[Arrays | None]", commits: LeaseCommits
-    ) -> "Generated | Paused | None":
+    ) -> "Generated | Paused | Broken | None":
+        try:
+            return self._denoise_with_group(start, lease, fetched, commits)
+        except (SpotlightError, CancelledError):
+            raise
+        except Exception:
+            if start.group.degree > 1:
+                # The others cannot go on with this rank, and a new process can.
+                LOG.exception("rank %d failed in mid denoise step", self._rank)
+                self._end()
+            raise
+
+    def _denoise_with_group(
+        self, start: Start, lease: Lease, fetched: "Future[Arrays | None]", commits: LeaseCommits
+    ) -> "Generated | Paused | Broken | None":
         state = fetched.result()  # CancelledError when there is none
         if lease.abandoned:
             return None
+        communicator = None
+        if start.group.degree > 1:
+            from spotlight_core.diffusion.engine import Broken
+
+            try:
+                communicator = self._communicator(start.group)
+            except GroupBrokenError as error:
+                return Broken(next_denoise_step=0, state=None, error=error)
+        if self._rank != start.group.ranks[0]:
+            return self._engine.generate(
+                start.request, from_denoise_step=start.from_denoise_step, communicator=communicator
+            )
         self._watcher.begin(start.request)
         said_at = time.monotonic()
 
@@ -247,8 +312,20 @@ class DenoiseActor:
         # No boundary comes before the first step: what strikes there finds nothing to commit.
         self._suffer(self._watcher.at(0), start, 0, lease, hold=False)
         return self._engine.generate(
-            start.request, from_denoise_step=start.from_denoise_step, state=state, boundary=boundary
+            start.request,
+            from_denoise_step=start.from_denoise_step,
+            state=state,
+            boundary=boundary,
+            communicator=communicator,
         )
+
+    def _communicator(self, group: SPGroup) -> "Communicator":
+        if self._meeting is None:
+            raise SpotlightError(
+                f"{group.node} has no rendezvous, and its ranks {group.ranks} are to work together",
+                "start the node with elastic.sp_degree above 1",
+            )
+        return self._meeting.communicator(group)
 
     def _suffer(
         self, strike: Strike | None, start: Start, denoise_step: int, lease: Lease, hold: bool = True

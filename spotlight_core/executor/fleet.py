@@ -46,6 +46,7 @@ from spotlight_core.executor.node_scheduler import create_node_scheduler
 from spotlight_core.executor.ray import RayExecutor
 from spotlight_core.market.progress import ProgressTrace
 from spotlight_core.market.traces import ClockTrace, SlotEvent
+from spotlight_core.parallel.rendezvous import meeting_place
 
 LOG = logging.getLogger(__name__)
 BOOT_SECONDS = 120.0
@@ -85,6 +86,9 @@ class LiveFleet:
         self._market = Availability(config.fleet, trace)
         self._boots: dict[str, _Boot] = {}  # the last one of each node
         self._lock = threading.RLock()
+        elastic = config.elastic
+        together = config.fleet.gpus_per_node > 1 and elastic.sp_degree != 1
+        self._meeting_place = meeting_place(run_folder) if together else None
         self._closing = threading.Event()
         self._config_json = config.model_dump_json()
         self._joined: set[NodeKey] = set()
@@ -212,6 +216,7 @@ class LiveFleet:
                 warnings=(self._log.folder.parent / "logs").absolute() / f"{node}.log",
                 devices=gpus_of(node, fleet.reserved_nodes, local_gpus(), fleet.gpus_per_node),
                 points=self._market.points(node),
+                meeting_place=self._meeting_place,
             )
             thread = threading.Thread(target=self._bring_up, args=(setup,), name=f"boot-{node}", daemon=True)
             self._boots[node] = _Boot(node=node, incarnation=setup.incarnation, thread=thread)

@@ -22,6 +22,7 @@ class Lease:
     def __init__(self, name: str) -> None:
         self.name = name
         self.yielding = False
+        self.hold = False
         self.abandoned = False
         self.messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._work: tuple[Future[Any], ...] = ()
@@ -31,10 +32,10 @@ class Lease:
     def let_go(self) -> bool:
         return self.yielding or self.abandoned
 
-    def give_up(self) -> None:
-        """Commit at the next boundary and let go."""
+    def give_up(self, hold: bool = False) -> None:
+        """Commit at the next boundary, or ``hold`` the state in memory, and let go."""
         with self._changed:
-            self.yielding = True
+            self.yielding, self.hold = True, hold
             self._changed.notify_all()
 
     def abandon(self) -> None:

@@ -31,11 +31,12 @@ class LoopThread:
         """Run ``work`` on the loop and wait for its result, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run ``work`` beside the rest; on the loop only.  What it raises is logged."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     @property
     def running(self) -> bool:

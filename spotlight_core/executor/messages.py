@@ -16,7 +16,9 @@ class NodeSetup:
     ``config`` is the resolved recipe as JSON; ``points`` the node's progress-keyed trace, followed by
     its first rank; ``gpus`` what is paid for, one rank each; ``devices`` the GPUs that it has here,
     empty on a machine without; ``store`` the name of the StoreKeeper; ``warnings`` where its processes
-    write what a user should hear of, None for nowhere but Ray's logs, which end with the run.
+    write what a user should hear of, None for nowhere but Ray's logs, which end with the run;
+    ``meeting_place`` where the run's nodes have their rendezvous, None when each
+    rank works alone.
     """
 
     node: str
@@ -31,11 +33,17 @@ class NodeSetup:
     devices: tuple[str, ...] = ()
     warnings: Path | None = None
     points: tuple[ProgressPoint, ...] = ()
+    meeting_place: Path | None = None
 
     @property
     def name(self) -> str:
         """The node's life, in the names of its actors."""
         return f"{self.node}-{self.incarnation}-epoch-{self.epoch}"
+
+    @property
+    def rendezvous(self) -> Path | None:
+        """Where the node's ranks meet to work together."""
+        return None if self.meeting_place is None else self.meeting_place / self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,19 @@ class CommittedState:
     ref: str
     digest: str
     released: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """The state before ``next_denoise_step`` stays in this rank's memory, and nothing follows.
+
+    ``broken``: its group broke in the step after; ``digest`` is empty when that was the first step, and
+    nothing is held.
+    """
+
+    next_denoise_step: int
+    digest: str
+    broken: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +109,4 @@ class Dropped:
     commit_lost: bool = False
 
 
-Message = Began | Noticed | CommittedState | UnstoredState | FinishedResult | Dropped
+Message = Began | Noticed | CommittedState | HeldState | UnstoredState | FinishedResult | Dropped

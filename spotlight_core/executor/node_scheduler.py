@@ -9,6 +9,7 @@ Without torch, so that the node is billed and watched a second after its process
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ from spotlight_core.executor.cluster import SHARE, node_resource
 from spotlight_core.executor.messages import NodeSetup, Noticed
 from spotlight_core.executor.node_log import NodeLife, NodeLog, keep_warnings
 from spotlight_core.executor.store import RayStore
+from spotlight_core.parallel.rendezvous import NodeRendezvous
+from spotlight_core.parallel.watchdog import Watchdog
 
 LOG = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class NodeScheduler:
     ) -> None:
         started_at = time.time()
         keep_warnings(setup.warnings)
+        config = RunConfig.model_validate_json(setup.config)
         self._log = NodeLog(folder=setup.nodes)
         self._log.start(setup.node, setup.incarnation, setup.pool, setup.gpus, started_at)
         self._life = NodeLife(
@@ -83,12 +87,19 @@ class NodeScheduler:
         self._setup = setup
         self._spawn = spawn
         self._die = die
+        fleet, elastic = config.fleet, config.elastic
+        self._rendezvous: NodeRendezvous | None = None
+        if setup.rendezvous is not None:
+            self._rendezvous = NodeRendezvous.create(setup.rendezvous, setup.gpus + elastic.standby)
+        self._watchdog: Watchdog | None = None
+        self._hung_seconds = elastic.hung_seconds
         self._actors = [spawn(setup, rank, 0) for rank in range(setup.gpus)]
         self._attempts = 0
+        # Its rank is past those that are paid for, until it takes the place of one of them.
+        self._standby = spawn(setup, setup.gpus, 0) if elastic.standby else None
         self._stopping = threading.Event()
         self._news: list[Noticed] = []
         self._told = threading.Condition()
-        fleet = RunConfig.model_validate_json(setup.config).fleet
         self._lease_seconds = fleet.node_lease_seconds
         self._heard_at: float | None = None
         self._made_at = time.monotonic()
@@ -99,6 +110,11 @@ class NodeScheduler:
     def joined(self) -> float:
         """Wall-clock seconds of the start record, once every rank has built its model."""
         ray.get([actor.ready.remote() for actor in self._actors])
+        if (
+            self._rendezvous is not None
+        ):  # from here on a silent rank is one that hangs, and not one that boots
+            self._watchdog = Watchdog(self._rendezvous, self._hung_seconds, self._hung, lambda rank: None)
+            self._watchdog.start()
         return self._life.started_at
 
     def actors(self) -> list[Any]:
@@ -106,10 +122,16 @@ class NodeScheduler:
         return list(self._actors)
 
     def respawn(self, rank: int) -> Any:
-        """Another process for a rank whose own died; its handle, once its model is built."""
+        """Another process for a rank whose own died, the standby if there is one; its handle, once its model
+        is built."""
         self._attempts += 1
-        actor = self._spawn(self._setup, rank, self._attempts)
-        ray.get(actor.ready.remote())
+        actor, self._standby = self._standby, None
+        if actor is None:
+            actor = self._spawn(self._setup, rank, self._attempts)
+            ray.get(actor.ready.remote())
+        else:
+            ray.get(actor.become.remote(rank))
+            self._standby = self._spawn(self._setup, self._setup.gpus, self._attempts)
         self._actors[rank] = actor
         return actor
 
@@ -137,9 +159,21 @@ class NodeScheduler:
         self._stopping.set()
         if self._watcher is not None:
             self._watcher.close()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         with self._told:
             self._told.notify_all()
         return self._log.stop(self._life, time.time(), "node")
+
+    def _hung(self, rank: int) -> None:
+        """End a rank that shows no sign of life: whoever waits for its process learns of it by that."""
+        pid = None if self._rendezvous is None else self._rendezvous.pid_of(rank)
+        if pid:
+            LOG.warning("rank %d hangs, and is ended", rank)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _listen(self, notices: NoticesConfig, grace_seconds: float) -> None:
         if isinstance(notices, NoNoticesConfig):

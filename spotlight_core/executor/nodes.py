@@ -1,7 +1,7 @@
 """The nodes as the executor knows them, and the end of each: at the first sign, told once.
 
-    until_stopped of a rank fails     its process died ─► does the node answer? ActorLost, respawn,
-    a call fails                                          ActorReady; else Lost(killed)
+    until_stopped of a rank fails     its process died ─► does the node answer? RankLost, respawn,
+    a call fails                                          RankReady; else Lost(killed)
     news of a NodeScheduler fails, its raylet ends ─────► Lost(killed)
     renew has no answer for a node lease ───────────────► Lost(silent)
     Release ─► acknowledge, stop ───────────────────────► Lost(released)
@@ -15,23 +15,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 
 from spotlight_core.events import (
-    ActorLost,
-    ActorReady,
     Committed,
     Event,
     Lost,
     NodeJoined,
     NodeKey,
     Notice,
+    RankCause,
+    RankLost,
+    RankReady,
     SPGroup,
     Start,
 )
 from spotlight_core.executor.cluster import RayCluster
+from spotlight_core.executor.groups import HELD
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.loop import LoopThread
+from spotlight_core.executor.messages import HeldState
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.store import KeptStore
 
@@ -40,13 +44,14 @@ LOG = logging.getLogger(__name__)
 CONTROL_SECONDS = 5.0  # a stop that takes longer than this is a node that does not answer
 WATCH_SECONDS = 0.25  # between two looks at the raylets
 RESPAWN_SECONDS = 120.0
+SURVIVORS_SECONDS = 3.0  # those of a broken group say what they hold within this
 
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """A group and the process behind it, None while there is none."""
+    """A rank and the process behind it, None while there is none."""
 
-    group: SPGroup
+    rank: int
     actor: Any
     last_lease: str | None = None
 
@@ -54,14 +59,38 @@ class Place:
 @dataclass(slots=True, kw_only=True)
 class Node:
     life: NodeLife
+    """A node, its ranks, and the groups that they form now.
+
+    Of each lease under way: the last commit that was told (``told``), who reads the stream of each of its
+    ranks (``readers``), and what a survivor holds of it since its group broke (``held``).
+    """
+
     scheduler: Any
-    places: dict[SPGroup, Place]
+    places: dict[int, Place]
+    groups: dict[tuple[int, ...], SPGroup] = field(default_factory=dict)
     leases: dict[str, Start] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)  # the last commit that was told of each lease
+    told: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, dict[int, "asyncio.Task[None]"]] = field(default_factory=dict)
+    held: dict[str, HeldState] = field(default_factory=dict)
 
     @property
     def key(self) -> NodeKey:
         return self.life.node, self.life.incarnation
+
+    def members(self, group: SPGroup) -> list[Place]:
+        """The places of a group's ranks, the leader's first; none when it is no more, or lacks a process."""
+        places = [self.places[rank] for rank in group.ranks if rank in self.places]
+        there = self.groups.get(group.ranks) == group and all(place.actor is not None for place in places)
+        return places if there else []
+
+    def regroup(self, generation: int, groups: Iterable[tuple[int, ...]]) -> None:
+        """Form these groups; those of the same ranks stay what they are."""
+        name, incarnation = self.key
+        self.groups = {
+            ranks: self.groups.get(ranks)
+            or SPGroup(node=name, incarnation=incarnation, ranks=ranks, generation=generation)
+            for ranks in groups
+        }
 
 
 class Nodes:
@@ -88,10 +117,9 @@ class Nodes:
         self._lease_seconds = lease_seconds
 
     def join(self, life: NodeLife, scheduler: Any, actors: Iterable[Any]) -> None:
-        node = Node(life=life, scheduler=scheduler, places={})
-        for rank, actor in enumerate(actors):
-            group = SPGroup(node=life.node, generation=life.incarnation, ranks=(rank,))
-            node.places[group] = Place(group=group, actor=actor)
+        places = {rank: Place(rank=rank, actor=actor) for rank, actor in enumerate(actors)}
+        node = Node(life=life, scheduler=scheduler, places=places)
+        node.regroup(0, [(rank,) for rank in places])
         self.known[node.key] = node
         self._post(
             NodeJoined(
@@ -134,22 +162,75 @@ class Nodes:
         if not await self._answers(node):
             self.lose(node.key, "killed")
             return
-        LOG.warning("%s rank %d died: %r", place.group.node, place.group.ranks[0], error)
-        leases = [start for start in node.leases.values() if start.group == place.group]
-        await self._tell_last_commits(node, leases)
-        self._post(ActorLost(group=place.group, error=type(error).__name__))
+        LOG.warning("%s rank %d died: %r", node.life.node, place.rank, error)
+        await self._tell_of_rank(node, place.rank, "died", type(error).__name__)
+        await self.respawn(node, place)
+
+    def release_rank(self, key: NodeKey, rank: int) -> None:
+        """Let a rank's GPU go: its process ends, and the node's others go on."""
+        node = self.known.get(key)
+        place = None if node is None else node.places.get(rank)
+        if node is not None and place is not None and place.actor is not None:
+            actor, place.actor = place.actor, None
+            self._loop.spawn(asyncio.to_thread(ray.kill, actor))
+            self._loop.spawn(self._tell_of_rank(node, rank, "revoked", ""))
+
+    def return_rank(self, key: NodeKey, rank: int) -> None:
+        """A GPU that was taken is back."""
+        node = self.known.get(key)
+        if node is not None and node.places[rank].actor is None:
+            self._loop.spawn(self.respawn(node, node.places[rank]))
+
+    async def respawn(self, node: Node, place: Place) -> None:
+        """Give a rank another process, and tell when it is there."""
+        (name, incarnation), rank = node.key, place.rank
+        place.last_lease = None
         try:
-            respawning = node.scheduler.respawn.options(concurrency_group="boot").remote(place.group.ranks[0])
-            place.actor = await asyncio.wait_for(_answer(respawning), RESPAWN_SECONDS)
+            respawning = node.scheduler.respawn.options(concurrency_group="boot").remote(rank)
+            actor = await asyncio.wait_for(_answer(respawning), RESPAWN_SECONDS)
         except (RayError, TimeoutError) as failure:
             if self.known.get(node.key) is not node:
                 return  # let go meanwhile
-            LOG.warning("%s rank %d is not back: %s", place.group.node, place.group.ranks[0], failure)
+            LOG.warning("%s rank %d is not back: %s", name, rank, failure)
             self.lose(node.key, "killed")
             return
         if self.known.get(node.key) is node:
-            self._post(ActorReady(group=place.group))
-            self._loop.spawn(self._watch_actor(node, place, place.actor))
+            place.actor = actor
+            self._post(RankReady(node=name, incarnation=incarnation, rank=rank))
+            self._loop.spawn(self._watch_actor(node, place, actor))
+
+    async def _tell_of_rank(self, node: Node, rank: int, cause: RankCause, error: str) -> None:
+        """What the survivors of a rank hold, the last commits of what they do not, and then its loss."""
+        leases = [start for start in node.leases.values() if rank in start.group.ranks]
+        survivors = [
+            reader
+            for start in leases
+            for other, reader in node.readers.get(start.lease, {}).items()
+            if other != rank
+        ]
+        if survivors:
+            await asyncio.wait(survivors, timeout=SURVIVORS_SECONDS)
+        for start in leases:
+            held = node.held.pop(start.lease, None)
+            if held is not None:
+                self.tell_held(start, held)
+        await self._tell_last_commits(node, [start for start in leases if start.lease in node.leases])
+        name, incarnation = node.key
+        self._post(RankLost(node=name, incarnation=incarnation, rank=rank, cause=cause, error=error))
+
+    def tell_held(self, start: Start, held: HeldState) -> None:
+        """A lease is let go of, and ranks of its group hold its state."""
+        self._post(
+            Committed(
+                lease=start.lease,
+                request=start.request.id,
+                next_denoise_step=held.next_denoise_step,
+                ref=f"{HELD}{start.lease}",
+                digest=held.digest,
+                released=True,
+                held=True,
+            )
+        )
 
     def leases_of(self, request: str) -> list[str]:
         """The leases of a request that are under way."""

@@ -7,6 +7,7 @@ The loop's thread alone knows which actor is which node, so there are no locks: 
 the leases, ``nodes`` the nodes.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,7 +24,11 @@ from spotlight_core.events import (
     Load,
     LoadFailed,
     NodeKey,
+    RankNotice,
+    Regroup,
+    Regrouped,
     Release,
+    ReleaseRank,
     Settle,
     Start,
     WeightsLoaded,
@@ -68,7 +73,9 @@ class RayExecutor:
             post=self._post,
             lease_seconds=config.fleet.node_lease_seconds,
         )
-        self._streams = Streams(nodes=self._nodes, results=self.results, store=self.store, post=self._post)
+        self._streams = Streams(
+            loop=self._loop, nodes=self._nodes, results=self.results, store=self.store, post=self._post
+        )
         self._loop.call(lambda: self._loop.spawn(self._nodes.watch_raylets()))
 
     # -- from any thread ------------------------------------------------------------------------------
@@ -92,6 +99,17 @@ class RayExecutor:
     def lose(self, node: str, incarnation: int, cause: str) -> None:
         """Take a node for lost, and end it."""
         self._loop.call(self._nodes.lose, (node, incarnation), cause)
+
+    def give_rank_notice(
+        self, node: str, incarnation: int, ranks: tuple[int, ...], seconds_left: float
+    ) -> None:
+        """Tell the inbox that some GPUs of a node will be taken back."""
+        notice = RankNotice(node=node, incarnation=incarnation, ranks=ranks, seconds_left=seconds_left)
+        self._loop.call(self._post, notice)
+
+    def return_rank(self, node: str, incarnation: int, rank: int) -> None:
+        """A GPU that was taken from a node is back: it gets a process, and then takes part again."""
+        self._loop.call(self._nodes.return_rank, (node, incarnation), rank)
 
     def nodes(self) -> list[NodeKey]:
         """The nodes that are there, by name."""
@@ -126,47 +144,79 @@ class RayExecutor:
             case Drain():
                 key = command.node, command.incarnation
                 self._nodes.give_notice(key, self._fleet.grace_seconds, "fleet")
+            case Regroup():
+                self._regroup(command)
+            case ReleaseRank():
+                self._nodes.release_rank((command.node, command.incarnation), command.rank)
             case Start() | Yield() | Abandon() | Load():
                 self._to_group(command)
             case _:
                 LOG.error("%s is not for an executor", type(command).__name__)
 
     def _to_group(self, command: Start | Yield | Abandon | Load) -> None:
-        node = self._nodes.known.get((command.group.node, command.group.generation))
-        place = None if node is None else node.places.get(command.group)
-        if node is None or place is None or place.actor is None:
-            # Its Lost or ActorLost is on the way to the decider, which sends the work elsewhere then.
+        node = self._nodes.known.get((command.group.node, command.group.incarnation))
+        members = [] if node is None else node.members(command.group)
+        if node is None or not members:
+            # Its Lost or RankLost is on the way to the decider, which sends the work elsewhere then.
             LOG.info("%s for a group that is gone", type(command).__name__)
             return
         match command:
             case Start():
                 node.leases[command.lease] = command
                 self.results.begin(command.request.id, command.lease)
-                after, place.last_lease = place.last_lease, command.lease
-                self._loop.spawn(self._streams.run(command, node, place, after))
+                leader = members[0]
+                after, leader.last_lease = leader.last_lease, command.lease
+                self._streams.begin(command, node, members, after)
             case Yield():
-                self._loop.spawn(self._order(node, place, "yield_lease", command.lease))
+                self._loop.spawn(self._order(node, members[0], "yield_lease", command.lease, command.hold))
             case Abandon():
-                self._loop.spawn(self._order(node, place, "abandon", command.lease))
+                self._loop.spawn(self._order(node, members[0], "abandon", command.lease))
             case Load():
-                self._loop.spawn(self._load(command, node, place))
+                self._loop.spawn(self._load(command, node, members))
 
-    async def _order(self, node: Node, place: Place, method: str, lease: str) -> None:
+    def _regroup(self, command: Regroup) -> None:
+        """Nothing is asked of the ranks: a group is its ranks and a number, which come with each start."""
+        node = self._nodes.known.get((command.node, command.incarnation))
+        if node is None:
+            return
+        node.regroup(command.generation, command.groups)
+        self._post(
+            Regrouped(
+                node=command.node,
+                incarnation=command.incarnation,
+                generation=command.generation,
+                groups=command.groups,
+            )
+        )
+
+    async def _order(self, node: Node, place: Place, method: str, *arguments: Any) -> None:
         actor = place.actor
         try:
-            await getattr(actor, method).options(concurrency_group="control").remote(lease)
+            await getattr(actor, method).options(concurrency_group="control").remote(*arguments)
         except RayError as error:
             await self._nodes.actor_failed(node, place, actor, error)
 
-    async def _load(self, load: Load, node: Node, place: Place) -> None:
-        actor = place.actor
-        try:
-            digest = await actor.load.options(concurrency_group="control").remote(load.policy)
-        except RayTaskError as error:
-            said = str(error.cause) if isinstance(error.cause, Exception) else str(error)
+    async def _load(self, load: Load, node: Node, members: list[Place]) -> None:
+        """Each rank loads and says what it holds; one that holds something else speaks for the group."""
+        answers = await asyncio.gather(*(self._load_one(load, node, place) for place in members))
+        if any(answer is None for answer in answers):
+            return  # its RankLost or Lost is told
+        errors = [answer for answer in answers if isinstance(answer, RayTaskError)]
+        if errors:
+            cause = errors[0].cause
+            said = str(cause) if isinstance(cause, Exception) else str(errors[0])
             LOG.warning("%s cannot load %s: %s", load.group.node, load.policy.name, said)
             self._post(LoadFailed(group=load.group, policy=load.policy, error=said))
+            return
+        digests = sorted(map(str, answers), key=lambda digest: digest == load.policy.digest)
+        self._post(WeightsLoaded(group=load.group, policy=load.policy, digest=digests[0]))
+
+    async def _load_one(self, load: Load, node: Node, place: Place) -> "str | RayTaskError | None":
+        actor = place.actor
+        try:
+            return str(await actor.load.options(concurrency_group="control").remote(load.policy))
+        except RayTaskError as error:
+            return error
         except RayError as error:
             await self._nodes.actor_failed(node, place, actor, error)
-        else:
-            self._post(WeightsLoaded(group=load.group, policy=load.policy, digest=digest))
+            return None

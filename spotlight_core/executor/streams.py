@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ray.exceptions import RayError, RayTaskError
 
 from spotlight_core.arrays import payload_digest
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Committed, Event, Failed, Fault, Finished, Start, Started
+from spotlight_core.executor.loop import LoopThread
 from spotlight_core.executor.messages import (
     Began,
     CommittedState,
     Dropped,
     FinishedResult,
+    HeldState,
     Message,
     Noticed,
     UnstoredState,
@@ -29,16 +31,30 @@ class Streams:
     """Runs leases on their groups; all on the executor's loop."""
 
     def __init__(
-        self, *, nodes: Nodes, results: Results, store: KeptStore, post: Callable[[Event], None]
+        self,
+        *,
+        loop: LoopThread,
+        nodes: Nodes,
+        results: Results,
+        store: KeptStore,
+        post: Callable[[Event], None],
     ) -> None:
+        self._loop = loop
         self._nodes = nodes
         self._results = results
         self._store = store
         self._post = post
         self._ends: dict[str, asyncio.Event] = {}  # of leases under way
 
-    async def run(self, start: Start, node: Node, place: Place, after: str | None) -> None:
-        """One lease, ``after`` the group's one before, from its first message to its end."""
+    def begin(self, start: Start, node: Node, members: Sequence[Place], after: str | None) -> None:
+        """Begin a lease on the ranks of its group, ``after`` the leader's one before."""
+        leader = members[0]
+        reader = self._loop.spawn(self._run(start, node, members, after))
+        node.readers[start.lease] = {leader.rank: reader}
+
+    async def _run(self, start: Start, node: Node, members: Sequence[Place], after: str | None) -> None:
+        """The leader's stream, from its first message to its end."""
+        place = members[0]
         actor = place.actor
         end = self._ends[start.lease] = asyncio.Event()
         try:
@@ -46,6 +62,11 @@ class Streams:
             ended = False
             async for message in generate.remote(start, after):
                 received: Message = await message
+                if isinstance(received, Began) and len(node.readers[start.lease]) < len(members):
+                    # It waits for them now: they come when it has its turn, and what it goes on from.
+                    for other in members[1:]:
+                        reader = self._loop.spawn(self._take_part(start, node, other))
+                        node.readers[start.lease][other.rank] = reader
                 # Its result may still be on the way when the next request begins: told in their order.
                 before = self._ends.get(after or "")
                 if before is not None:
@@ -65,9 +86,24 @@ class Streams:
         finally:
             node.leases.pop(start.lease, None)
             node.told.pop(start.lease, None)
+            node.readers.pop(start.lease, None)
             self._results.end(start.request.id, start.lease)
             del self._ends[start.lease]
             end.set()
+
+    async def _take_part(self, start: Start, node: Node, place: Place) -> None:
+        """The stream of a rank that does not lead: it says what it holds when the group breaks."""
+        actor = place.actor
+        try:
+            generate = actor.generate.options(num_returns="streaming", concurrency_group="denoise")
+            async for message in generate.remote(start, None):
+                received: Message = await message
+                if isinstance(received, HeldState):
+                    _holds(node, start, received)
+        except RayTaskError as error:  # what is wrong with the request, the leader tells
+            LOG.info("request %s failed on rank %d too: %s", start.request.id, place.rank, error)
+        except RayError as error:
+            await self._nodes.actor_failed(node, place, actor, error)
 
     async def _receive(self, start: Start, node: Node, message: Message) -> None:
         match message:
@@ -81,6 +117,10 @@ class Streams:
                 self._committed(
                     start, message.next_denoise_step, (message.ref, message.digest), message.released
                 )
+            case HeldState(broken=True):
+                _holds(node, start, message)
+            case HeldState():
+                self._nodes.tell_held(start, message)
             case UnstoredState():
                 await self._store_for(start, message)
             case FinishedResult():
@@ -134,4 +174,10 @@ class Streams:
 def _ends(message: Message) -> bool:
     if isinstance(message, CommittedState):
         return message.released
-    return isinstance(message, UnstoredState | FinishedResult | Dropped)
+    return isinstance(message, HeldState | UnstoredState | FinishedResult | Dropped)
+
+
+def _holds(node: Node, start: Start, state: HeldState) -> None:
+    """What a survivor of a broken group holds is told with the rank that is lost."""
+    if state.digest:
+        node.held.setdefault(start.lease, state)

@@ -19,6 +19,7 @@ class Saved:
     denoise_step: int
     ref: str
     digest: str
+    holder: NodeKey | None = None  # the only node that can go on from it, when it is not in the store
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,7 +39,7 @@ class Given:
 
     @property
     def node(self) -> NodeKey:
-        return self.start.group.node, self.start.group.generation
+        return self.start.group.node, self.start.group.incarnation
 
     @property
     def key(self) -> RequestKey:
@@ -58,7 +59,7 @@ class Books:
     joined_in: dict[NodeKey, int] = field(default_factory=dict)
     noticed: dict[NodeKey, ev.Notice] = field(default_factory=dict)
     gone: dict[NodeKey, ev.Lost] = field(default_factory=dict)
-    dead: set[SPGroup] = field(default_factory=set)
+    dead: set[tuple[NodeKey, int]] = field(default_factory=set)  # ranks without a process
     saved: dict[RequestKey, list[Saved | None]] = field(default_factory=dict)
     former: dict[RequestKey, Saved] = field(default_factory=dict)
 
@@ -67,14 +68,29 @@ class Books:
         return [
             given
             for group, leases in self.open.items()
-            if (group.node, group.generation) == key
+            if (group.node, group.incarnation) == key
             for given in leases
         ]
 
+    def with_rank(self, key: NodeKey, rank: int) -> list[Given]:
+        """The leases of the groups that a rank is in."""
+        return [given for given in self.on_node(key) if rank in given.start.group.ranks]
+
     def running(self, group: SPGroup) -> list[Given]:
-        """What the group denoises now; more than one is what must not be."""
+        """What the group's ranks denoise now; more than one is what must not be."""
+        sharing = [group]
+        if group.generation:  # before, each rank is a group of its own
+            key, ranks = (group.node, group.incarnation), set(group.ranks)
+            sharing = [
+                other
+                for other in self.open
+                if (other.node, other.incarnation) == key and not ranks.isdisjoint(other.ranks)
+            ]
         return [
-            given for given in self.open.get(group, ()) if given.state == "running" and not given.abandoned
+            given
+            for other in sharing
+            for given in self.open.get(other, ())
+            if given.state == "running" and not given.abandoned
         ]
 
     def apply(self, word: Word) -> None:
@@ -105,8 +121,9 @@ class Books:
             for given in list(leases):
                 self._over(given)
         for key, saved in self.saved.items():
-            if saved[-1] is not None:
-                self.former[key] = saved[-1]
+            for one in saved:
+                if one is not None and one.holder is None:
+                    self.former[key] = one
         self.saved.clear()
 
     def _start(self, word: ev.Start) -> None:
@@ -137,8 +154,12 @@ class Books:
         self._over(given)
 
     def _committed(self, given: Given, word: ev.Committed) -> None:
-        saved = Saved(denoise_step=word.next_denoise_step, ref=word.ref, digest=word.digest)
-        if given.state == "over" or given.abandoned:
+        holder = given.node if word.held else None
+        saved = Saved(denoise_step=word.next_denoise_step, ref=word.ref, digest=word.digest, holder=holder)
+        if word.held:  # beside the last commit, which it may have to fall back to
+            self.saved.setdefault(given.key, [None]).append(saved)
+            given.committed_denoise_step = word.next_denoise_step
+        elif given.state == "over" or given.abandoned:
             # Whether anybody still listened is the scheduler's business: it may be used or not.
             self.saved.setdefault(given.key, [None]).append(saved)
         else:
@@ -166,11 +187,12 @@ class Books:
                 key = (word.node, word.incarnation)
                 self.gone[key] = word
                 self._all_over(self.on_node(key))
-            case ev.ActorLost():
-                self.dead.add(word.group)
-                self._all_over(list(self.open.get(word.group, ())))
-            case ev.ActorReady():
-                self.dead.discard(word.group)
+            case ev.RankLost():
+                key = (word.node, word.incarnation)
+                self.dead.add((key, word.rank))
+                self._all_over(self.with_rank(key, word.rank))
+            case ev.RankReady():
+                self.dead.discard(((word.node, word.incarnation), word.rank))
 
     def _all_over(self, leases: list[Given]) -> None:
         # The queued first: with their process gone they do not begin.

@@ -49,8 +49,8 @@ class NoticeLosesNothing:
                 self._breach(word.lease, f"ended with: {word.error}")
             case ev.Settle():
                 self._unwanted(word.request)
-            case ev.ActorLost():
-                for given in books.open.get(word.group, ()):
+            case ev.RankLost():
+                for given in books.with_rank((word.node, word.incarnation), word.rank):
                     self.cut_short += self._warned.pop(given.id, None) is not None
             case ev.Lost():
                 self._lost(word, books)
@@ -109,8 +109,8 @@ class KillLosesFew:
     def see(self, word: Word, books: Books) -> None:
         leases: list[Given] = []
         match word:
-            case ev.ActorLost():
-                leases = list(books.open.get(word.group, ()))
+            case ev.RankLost():
+                leases = books.with_rank((word.node, word.incarnation), word.rank)
             case ev.Lost() if word.cause in TAKEN:
                 key = (word.node, word.incarnation)
                 # One that its own coordinator did not outlive was reaped with it, and nothing went on.

@@ -245,6 +245,8 @@ def _goes_on(word: ev.Start, saved: Saved | None) -> bool:
     if saved is None:
         return word.from_denoise_step == 0 and word.state_ref is None
     same = (word.from_denoise_step, word.state_ref) == (saved.denoise_step, saved.ref)
+    if saved.holder not in (None, (word.group.node, word.group.incarnation)):
+        return False
     return same and word.state_digest in (None, saved.digest)
 
 
@@ -260,13 +262,13 @@ class NoneToLeaving:
         if not isinstance(word, ev.Start | ev.Load):
             return
         self.given += 1
-        key = (word.group.node, word.group.generation)
+        key = (word.group.node, word.group.incarnation)
         what = f"lease {word.lease}" if isinstance(word, ev.Start) else f"weights {word.policy.name}"
         for there, why in (
             (key not in books.joined, "which never joined"),
             (key in books.noticed, "after its notice"),
             (key in books.gone, "after its loss"),
-            (word.group in books.dead, "whose process was dead"),
+            (any((key, rank) in books.dead for rank in word.group.ranks), "whose process was dead"),
         ):
             if there:
                 self.breaches.append(f"{what} went to {group_name(word.group)}, {why}")
@@ -276,4 +278,4 @@ class NoneToLeaving:
 
 
 def group_name(group: SPGroup) -> str:
-    return f"{group.node}#{group.generation} {','.join(map(str, group.ranks))}"
+    return f"{group.node}#{group.incarnation} {','.join(map(str, group.ranks))}"

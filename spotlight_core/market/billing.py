@@ -63,7 +63,7 @@ class LeaseBill:
 
     @property
     def node(self) -> NodeKey:
-        return self.group.node, self.group.generation
+        return self.group.node, self.group.incarnation
 
     def span(self, end: float, activity: Kind | Literal["lost"]) -> Span:
         """What it did from ``since`` to ``end``."""

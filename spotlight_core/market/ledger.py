@@ -80,7 +80,7 @@ class CostLedger:
             case ev.PhaseChanged():
                 self._end_training()
                 self._training_since = self._now if word.phase == "train" else None
-            case ev.NodeJoined() | ev.BootFailed() | ev.Notice() | ev.Lost() | ev.ActorLost():
+            case ev.NodeJoined() | ev.BootFailed() | ev.Notice() | ev.Lost() | ev.RankLost():
                 self._node_event(word)
 
     @property
@@ -148,7 +148,7 @@ class CostLedger:
         """Time of the last event seen."""
         return self._now
 
-    def _node_event(self, word: ev.NodeJoined | ev.BootFailed | ev.Notice | ev.Lost | ev.ActorLost) -> None:
+    def _node_event(self, word: ev.NodeJoined | ev.BootFailed | ev.Notice | ev.Lost | ev.RankLost) -> None:
         match word:
             case ev.NodeJoined():
                 self._began(word, word.started_at)
@@ -161,8 +161,12 @@ class CostLedger:
                 if word.source != FLEET:
                     key = (word.node, word.incarnation)
                     self._log.notice(key, self._now, self._in_flight(key))
-            case ev.ActorLost():
-                self._break_all([one for one in self._leases.values() if one.group == word.group], self._now)
+            case ev.RankLost():
+                key = (word.node, word.incarnation)
+                gone = [
+                    one for one in self._leases.values() if one.node == key and word.rank in one.group.ranks
+                ]
+                self._break_all(gone, self._now)
             case ev.Lost():
                 self._lost((word.node, word.incarnation), word)
 

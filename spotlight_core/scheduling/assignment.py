@@ -102,7 +102,7 @@ class Assignment:
             if shelf is None:
                 passed.append(group)
             else:
-                self._load(group, shelf, event, commands)
+                self.load(group, shelf, event, commands)
         self._restore(passed)
 
     def _wanted(self, urgency: int, group: Group) -> Shelf | None:
@@ -163,6 +163,12 @@ class Assignment:
         avoid = first[2].failed_on is not None and self._failed_here(first[2], group)
         return self._queue.take(shelf, urgency, group.node.key if avoid else None)
 
+    def go_on(self, group: Group, entry: Entry, event: Event, commands: list[Command]) -> None:
+        """Start a request from the state that the group's ranks hold, behind what the group runs."""
+        self._groups.unlist(group)
+        self._start(group, entry, event, commands)
+        self._groups.relist(group)
+
     def _elsewhere(self, urgency: int, group: Group, failed_on: Iterable[tuple[str, int]]) -> bool:
         """Whether some other node that stays may run this kind, and has not failed."""
         sides = self._sides[urgency]
@@ -172,19 +178,24 @@ class Assignment:
             if key != group.node.key
         )
 
-    def _load(self, group: Group, shelf: Shelf, event: Event, commands: list[Command]) -> None:
+    def load(self, group: Group, shelf: Shelf, event: Event, commands: list[Command]) -> None:
+        """Have an idle group load a policy version."""
         shelf.loading += 1
         group.loading, group.loaded = shelf, None
         group.load_by = event.at + self._rules.lease_seconds
         commands.append(Load(group=group.ref, policy=shelf.policy))
-        rank = group.ref.ranks[0]
-        commands.append(SetTimer(id=f"load/{group.node.label}/{rank}", at=group.load_by))
+        ranks = ",".join(map(str, group.ref.ranks))
+        commands.append(SetTimer(id=f"load/{group.node.label}/{ranks}", at=group.load_by))
 
     def _start(self, group: Group, entry: Entry, event: Event, commands: list[Command]) -> None:
         counters = self._counters
         counters.leases = number = counters.leases + 1
         name = f"{event.epoch}.{number}"
-        entry.lease = lease = Lease(id=name, entry=entry, group=group, state_ref=entry.state_ref)
+        step, ref, digest = entry.from_denoise_step, entry.state_ref, entry.state_digest
+        if entry.held is not None:
+            step, ref, digest = entry.held.denoise_step, entry.held.ref, entry.held.digest
+            entry.held = None
+        entry.lease = lease = Lease(id=name, entry=entry, group=group, state_ref=ref)
         entry.status = "in_flight"
         ahead = group.running is not None
         if ahead:
@@ -192,15 +203,15 @@ class Assignment:
         else:
             group.running = lease
             self._leases.begin(lease, event.at)
-            counters.resumed += entry.from_denoise_step > 0
+            counters.resumed += step > 0
         commands.append(
             Start(
                 group=group.ref,
                 lease=name,
                 request=entry.request,
-                from_denoise_step=entry.from_denoise_step,
-                state_ref=entry.state_ref,
-                state_digest=entry.state_digest,
+                from_denoise_step=step,
+                state_ref=ref,
+                state_digest=digest,
                 queued=ahead,
             )
         )

@@ -61,8 +61,10 @@ class Departures:
             lease.abandoned = True
             commands.append(Abandon(lease=lease.id, group=lease.group.ref))
 
-    def yield_(self, group: Group, by: float, reason: str, commands: list[Command]) -> None:
-        """Have a group commit what it runs, and take back what it has not begun.
+    def yield_(
+        self, group: Group, by: float, reason: str, commands: list[Command], *, hold: bool = False
+    ) -> None:
+        """Have a group commit what it runs, or ``hold`` it, and take back what it has not begun.
 
         The latter first: letting go of the one begins the other.
         """
@@ -73,7 +75,7 @@ class Departures:
                 self.abandon(lease, commands)
             elif lease.entry.status == "in_flight":
                 lease.entry.status = "yielding"
-                commands.append(Yield(lease=lease.id, group=group.ref, by=by, reason=reason))
+                commands.append(Yield(lease=lease.id, group=group.ref, by=by, reason=reason, hold=hold))
 
     def strip(self, group: Group, why: str, commands: list[Command], *, is_failure: bool) -> None:
         """Nothing is to be expected of a group any more: take back all it has."""

@@ -43,15 +43,23 @@ class Groups:
         if key in self.nodes:
             return None
         node = self.nodes[key] = Node(key, side=int(event.pool == "reserved"))
-        for gpu in range(event.gpus):
-            ref = SPGroup(node=event.node, generation=event.incarnation, ranks=(gpu,))
+        node.there = list(range(event.gpus))
+        for gpu in node.there:
+            ref = SPGroup(node=event.node, incarnation=event.incarnation, ranks=(gpu,))
             node.groups[ref.ranks] = Group(ref, node)
         self.staying += 1
         return node
 
     def find(self, ref: SPGroup) -> Group | None:
-        node = self.nodes.get((ref.node, ref.generation))
-        return node.groups.get(ref.ranks) if node is not None else None
+        node = self.nodes.get((ref.node, ref.incarnation))
+        group = node.groups.get(ref.ranks) if node is not None else None
+        # One that was formed of the same ranks before has no more to say.
+        return group if group is not None and group.ref.generation == ref.generation else None
+
+    def node_of(self, label: str) -> Node | None:
+        """The node that a timer names."""
+        name, _, incarnation = label.rpartition("#")
+        return self.nodes.get((name, int(incarnation)))
 
     def remove(self, key: NodeKey) -> Node | None:
         """Forget a node; its groups keep what they have, for the caller to look through."""
@@ -75,7 +83,9 @@ class Groups:
     def relist(self, group: Group) -> None:
         """Put a group where it belongs: among the idle, among those with room, or nowhere."""
         self.unlist(group)
-        if group.node.draining or group.down or group.loading is not None or group.queued is not None:
+        if group.node.draining or group.down or group.settling:
+            return
+        if group.loading is not None or group.queued is not None:
             return
         by_shelf = (self.idle if group.running is None else self.room)[group.node.side]
         groups = by_shelf.get(group.loaded)

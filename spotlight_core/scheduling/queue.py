@@ -57,7 +57,7 @@ class Queue:
 
     def wait(self, entry: Entry) -> None:
         """The entry waits for a group."""
-        entry.status = "pending"
+        entry.status, entry.held = "pending", None
         urgency, shelf = entry.urgency, entry.shelf
         key = self.order.key(entry.request, entry.from_denoise_step, entry.deadline)
         heappush(shelf.heaps[urgency], (key, entry.arrival, entry))

@@ -14,7 +14,7 @@ from spotlight_core.types import GenerationRequest, PolicyVersion
 if TYPE_CHECKING:
     from spotlight_core.scheduling.groups import GroupList
 
-Status = Literal["pending", "in_flight", "yielding", "settled"]
+Status = Literal["pending", "in_flight", "yielding", "held", "settled"]
 HeapItem = tuple[float, int, "Entry"]  # key, arrival, entry: two entries never share an arrival
 
 
@@ -55,6 +55,15 @@ class SchedulingRules:
 # cost it nothing.  They refer to one another, so whoever ends a lease also takes it off its entry.
 
 
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A state in the memory of some ranks of a node, later than the last commit."""
+
+    ref: str
+    digest: str
+    denoise_step: int
+    ranks: tuple[int, ...]
+
+
 class Entry(msgspec.Struct, kw_only=True, gc=False, eq=False):
     """A request that has not reached its end, and where it would go on."""
 
@@ -68,6 +77,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False, eq=False):
     from_denoise_step: int = 0
     state_ref: str | None = None
     state_digest: str | None = None
+    held: Held | None = None
     failures: int = 0
     excused: int = 0
     failed_on: NodeKey | None = None  # tried elsewhere first, if there is an elsewhere
@@ -117,8 +127,9 @@ class Shelf:
 class Group:
     """An SPGroup: idle, loading, or with a lease that runs and perhaps one behind it.
 
-    ``down``: its process is gone, or has been silent for too long.  ``listed``: the list of idle groups,
-    or of those with room behind their lease, that it stands in since ``listed_at``.
+    ``down``: its process is gone, or has been silent for too long.  ``settling``: its ranks are to form
+    other groups, so nothing new comes to it.  ``listed``: the list of idle groups, or of those with room
+    behind their lease, that it stands in since ``listed_at``.
     """
 
     ref: SPGroup
@@ -129,6 +140,7 @@ class Group:
     loading: Shelf | None = None
     load_by: float = 0.0
     down: bool = False
+    settling: bool = False
     listed: "GroupList | None" = None
     listed_at: int = 0
 
@@ -144,11 +156,21 @@ class Node:
 
     ``draining``: nothing else is placed on it, and it has until ``drain_by``; ``noticed`` when it is the
     provider that takes it away.
+
+    ``there``: ranks that have a process, in order; ``noticed_ranks`` those that will be taken, and when.
+    ``regrouping``: ranks that form new groups, of ``generation``, are not in ``groups`` yet; ``shelves``
+    says what they hold.  ``held``: requests whose states are held on the node, until they go on.
     """
 
     key: NodeKey
     side: int
     groups: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    there: list[int] = field(default_factory=list)
+    noticed_ranks: dict[int, float] = field(default_factory=dict)
+    generation: int = 0
+    regrouping: bool = False
+    shelves: "dict[int, Shelf | None]" = field(default_factory=dict)
+    held: list[Entry] = field(default_factory=list)
     failures_in_a_row: int = 0
     draining: bool = False
     noticed: bool = False
@@ -158,6 +180,9 @@ class Node:
     @property
     def label(self) -> str:
         return f"{self.key[0]}#{self.key[1]}"
+
+    def group_of(self, rank: int) -> Group | None:
+        return next((group for ranks, group in self.groups.items() if rank in ranks), None)
 
 
 @dataclass(slots=True)

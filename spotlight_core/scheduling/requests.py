@@ -7,16 +7,15 @@ arrival number, so a recorded event log replays to identical commands.
 
 What belongs together is in files of its own: ``queue`` (requests that wait), ``leases`` (lifetimes),
 ``groups`` (who is idle), ``assignment`` (who gets what), ``results`` (how leases end), ``departures``
-(how groups and nodes leave).
+(how groups and nodes leave), ``regroup`` (how ranks form other groups).
 """
 
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from spotlight_core.elastic.layout import FixedDegree, NodeLayout
 from spotlight_core.events import (
-    ActorLost,
-    ActorReady,
     Alarm,
     Cancelled,
     Command,
@@ -30,6 +29,10 @@ from spotlight_core.events import (
     Notice,
     Phase,
     PhaseChanged,
+    RankLost,
+    RankNotice,
+    RankReady,
+    Regrouped,
     SetTimer,
     Settle,
     Started,
@@ -43,7 +46,8 @@ from spotlight_core.scheduling.groups import Groups
 from spotlight_core.scheduling.leases import Leases
 from spotlight_core.scheduling.order import KINDS, URGENCY, FirstComeFirstServed, Order
 from spotlight_core.scheduling.queue import Queue
-from spotlight_core.scheduling.records import Counters, Group, Node, QueueSnapshot, SchedulingRules
+from spotlight_core.scheduling.records import Counters, Group, QueueSnapshot, SchedulingRules
+from spotlight_core.scheduling.regroup import Regrouping
 from spotlight_core.scheduling.results import Results
 from spotlight_core.types import GenerationRequest
 
@@ -51,7 +55,10 @@ from spotlight_core.types import GenerationRequest
 class RequestScheduler:
     """Event in, commands out; see the module's text."""
 
-    def __init__(self, rules: SchedulingRules, order: Order | None = None) -> None:
+    def __init__(
+        self, rules: SchedulingRules, order: Order | None = None, layout: NodeLayout | None = None
+    ) -> None:
+        """``order``: by arrival when absent.  ``layout``: each rank alone when absent."""
         self.rules = rules
         self.phase: Phase = "publish"
         self.counters = Counters()
@@ -61,7 +68,23 @@ class RequestScheduler:
         parts = (rules, self.counters, self._queue, self._groups, self._leases)
         self._assignment = Assignment(*parts)
         self._departures = Departures(*parts)
-        self._results = Results(self.counters, self._queue, self._leases, self._assignment, self._departures)
+        self._regrouping = Regrouping(
+            layout or FixedDegree(1),
+            rules,
+            self._queue,
+            self._groups,
+            self._leases,
+            self._assignment,
+            self._departures,
+        )
+        self._results = Results(
+            self.counters,
+            self._queue,
+            self._leases,
+            self._assignment,
+            self._departures,
+            self._regrouping,
+        )
         self._handlers = self._by_event()
         self._stranded: int | None = None  # the event since which requests have had no node
 
@@ -77,7 +100,7 @@ class RequestScheduler:
         return commands
 
     def _by_event(self) -> dict[type[Event], Callable[[Any, list[Command]], None]]:
-        results = self._results
+        results, regrouping = self._results, self._regrouping
         return {
             Submitted: self._submitted,
             Started: results.started,
@@ -90,8 +113,10 @@ class RequestScheduler:
             Lost: self._lost,
             WeightsLoaded: self._loaded,
             LoadFailed: self._load_failed,
-            ActorLost: self._actor_lost,
-            ActorReady: self._actor_ready,
+            RankNotice: regrouping.rank_noticed,
+            RankLost: regrouping.rank_lost,
+            RankReady: regrouping.rank_ready,
+            Regrouped: regrouping.regrouped,
             PhaseChanged: self._phase_changed,
             Timer: self._timer,
         }
@@ -143,6 +168,7 @@ class RequestScheduler:
         if node is not None:
             for group in node.groups.values():
                 self._groups.relist(group)
+            self._regrouping.consider(node, event, commands)
             self._assignment.assign(event, commands)
 
     def _noticed(self, event: Notice, commands: list[Command]) -> None:
@@ -152,12 +178,16 @@ class RequestScheduler:
         # Said again, it changes nothing unless its deadline is an earlier one.
         node.noticed = node.noticed or event.source != "fleet"
         self._departures.drain(node, event.at + event.seconds_left, "notice", event, commands)
+        if node.held:
+            self._regrouping.consider(node, event, commands)
+            self._assignment.assign(event, commands)
 
     def _lost(self, event: Lost, commands: list[Command]) -> None:
         node = self._groups.remove((event.node, event.incarnation))
         if node is not None:
             for group in node.groups.values():
                 self._departures.strip(group, f"{event.node} {event.cause}", commands, is_failure=False)
+            self._regrouping.lost(node)
             self._assignment.assign(event, commands)
 
     def _loaded(self, event: WeightsLoaded, commands: list[Command]) -> None:
@@ -191,25 +221,8 @@ class RequestScheduler:
         """Let the group go if it was only waited for, else give it what there is."""
         self._groups.relist(group)
         self._departures.release_if_empty(group.node, commands)
+        self._regrouping.consider(group.node, event, commands)
         self._assignment.assign(event, commands)
-
-    def _actor_lost(self, event: ActorLost, commands: list[Command]) -> None:
-        group = self._groups.find(event.group)
-        if group is None or group.down:
-            return
-        node, running = group.node, group.running
-        if running is not None and not running.abandoned:
-            running.entry.failed_on = node.key
-        self._departures.load_failure(group, event.error, commands)
-        self._departures.strip(group, event.error, commands, is_failure=not node.noticed)
-        self._departures.node_failure(node, event, commands)
-        self._group_changed(group, event, commands)
-
-    def _actor_ready(self, event: ActorReady, commands: list[Command]) -> None:
-        group = self._groups.find(event.group)
-        if group is not None and group.down:
-            group.down = False
-            self._group_changed(group, event, commands)
 
     def _phase_changed(self, event: PhaseChanged, commands: list[Command]) -> None:
         self.phase = event.phase
@@ -239,20 +252,21 @@ class RequestScheduler:
         elif kind == "nodes":
             self._no_node_came(rest, commands)
         elif kind == "drain":
-            node = self._node_of(rest)
+            node = self._groups.node_of(rest)
             if node is not None and node.draining and not node.released and event.at >= node.drain_by:
                 self._departures.overdue(node, commands)
         elif kind == "load":
-            label, _, rank = rest.rpartition("/")
-            node = self._node_of(label)
-            group = node.groups.get((int(rank),)) if node is not None else None
+            label, _, ranks = rest.rpartition("/")
+            node = self._groups.node_of(label)
+            group = node.groups.get(tuple(map(int, ranks.split(",")))) if node is not None else None
             if group is not None and group.loading is not None and event.at >= group.load_by:
                 self._departures.stuck_loading(group, event, commands)
+        elif kind == "rank":
+            label, _, rank = rest.rpartition("/")
+            self._regrouping.deadline(label, int(rank), event, commands)
+        elif kind == "regroup":
+            self._regrouping.overdue(rest, event, commands)
         self._assignment.assign(event, commands)
-
-    def _node_of(self, label: str) -> Node | None:
-        name, _, incarnation = label.rpartition("#")
-        return self._groups.nodes.get((name, int(incarnation)))
 
     def _watch_for_nodes(self, event: Event, commands: list[Command]) -> None:
         """Requests that no node can take are waited for only so long: a hang would be told to nobody."""

@@ -16,6 +16,7 @@ from spotlight_core.scheduling.departures import Departures
 from spotlight_core.scheduling.leases import Leases
 from spotlight_core.scheduling.queue import Queue
 from spotlight_core.scheduling.records import Counters, Group, Lease, Result
+from spotlight_core.scheduling.regroup import Regrouping
 
 
 class Results:
@@ -28,12 +29,14 @@ class Results:
         leases: Leases,
         assignment: Assignment,
         departures: Departures,
+        regrouping: Regrouping,
     ) -> None:
         self._counters = counters
         self._queue = queue
         self._leases = leases
         self._assignment = assignment
         self._departures = departures
+        self._regrouping = regrouping
 
     def finished(self, event: Finished, commands: list[Command]) -> None:
         lease = self._leases.running.get(event.lease)
@@ -98,6 +101,8 @@ class Results:
 
     def committed(self, event: Committed, commands: list[Command]) -> None:
         lease = self._leases.get(event.lease)
+        if lease is None and event.held:
+            return  # what it holds is given up with its lease
         if lease is None:
             # Its holder has lost the lease, and its commit is as good as any.
             entry = self._queue.entries.get(event.request)
@@ -106,6 +111,9 @@ class Results:
         else:
             entry = lease.entry
             if entry.request.id != event.request:
+                return
+            if event.held:
+                self._regrouping.held(event, lease, commands)
                 return
         if event.next_denoise_step >= entry.from_denoise_step:
             entry.from_denoise_step = event.next_denoise_step
@@ -167,5 +175,7 @@ class Results:
             self._counters.resumed += ahead.entry.from_denoise_step > 0
         if group.node.draining:
             self._departures.release_if_empty(group.node, commands)
+        elif group.settling:
+            self._regrouping.consider(group.node, event, commands)
         else:
             self._assignment.feed(group, event, commands)

@@ -5,7 +5,6 @@ behind ``Work``: nothing in a simulation, real latents in the local executor.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from spotlight_core.costs import CostModel
@@ -28,7 +27,12 @@ from spotlight_core.events import (
     Offered,
     Phase,
     PhaseChanged,
+    RankCause,
+    RankLost,
+    Regroup,
+    Regrouped,
     Release,
+    ReleaseRank,
     SetTimer,
     Settle,
     SPGroup,
@@ -42,31 +46,10 @@ from spotlight_core.events import (
 from spotlight_core.market.availability import ProgressMarket, Since
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.market.replay import ReplayWatcher, Strike
-from spotlight_core.simulator.virtual_time import Calendar, Entry, Occasion
+from spotlight_core.simulator.running import Running, Submission
+from spotlight_core.simulator.virtual_time import Calendar
 from spotlight_core.simulator.work import NoWork, Work
 from spotlight_core.types import GenerationRequest
-
-
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    start: Start
-    begun: float
-    step_seconds: float
-    entries: list[Entry] = field(default_factory=list)
-
-    def at_step(self, denoise_step: int) -> float:
-        """When the boundary before ``denoise_step`` is reached (reused steps cost nothing)."""
-        first, reused = self.start.from_denoise_step, set(self.start.request.fidelity.reused_steps)
-        computed = sum(step not in reused for step in range(first, denoise_step))
-        return self.begun + computed * self.step_seconds
-
-
-class Submission:
-    """Requests under way in virtual time; await ``occasions[request]`` for the ref, None if aborted."""
-
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        self.requests = tuple(requests)
-        self.occasions: dict[str, Occasion[str | None]] = {r.id: Occasion() for r in requests}
 
 
 class SimExecutor:
@@ -87,8 +70,8 @@ class SimExecutor:
         self._commit_every_steps = commit_every_steps
         self._grace_seconds = grace_seconds
         self._gpus_per_node = gpus_per_node
-        self._running: dict[str, _Running] = {}
-        self._queued: dict[SPGroup, _Running] = {}
+        self._running: dict[str, Running] = {}
+        self._queued: dict[SPGroup, Running] = {}
         self._waiting: dict[str, Submission] = {}
         self._market = ProgressMarket(())
         self._offered: dict[str, str] = {}  # pool of each node that comes by offer
@@ -125,6 +108,24 @@ class SimExecutor:
         gpus = self._gpus_per_node
         joined = NodeJoined(node=node, incarnation=incarnation, pool=pool, gpus=gpus, started_at=at)
         self.calendar.add(at + self._costs.boot_seconds, joined)
+
+    def lose_rank(self, node: str, incarnation: int, rank: int, cause: RankCause) -> None:
+        """A rank's process is gone now; what its group has in flight is held by the ranks that are left."""
+        leases = [
+            running
+            for running in self._running.values()
+            if (running.start.group.node, running.start.group.incarnation) == (node, incarnation)
+            and rank in running.start.group.ranks
+        ]
+        # What waits first: the end of the one before must not begin it on a broken group.
+        for running in sorted(leases, key=lambda one: self._queued.get(one.start.group) is not one):
+            step = running.last_boundary(self.calendar.now)
+            is_queued = self._queued.get(running.start.group) is running
+            if step and not is_queued and running.start.group.degree > 1:
+                self._commit(running, step, released=True, held=True)
+            else:
+                self._drop(running.start.lease)
+        self.post(RankLost(node=node, incarnation=incarnation, rank=rank, cause=cause))
 
     def replay(self, points: Sequence[ProgressPoint]) -> None:
         """Follow a progress-keyed availability trace; to be said before any node joins."""
@@ -167,7 +168,7 @@ class SimExecutor:
             case Abandon():
                 self._drop(command.lease)
                 self.post(Failed(lease=command.lease, error="abandoned", fault="nobody"))
-            case Load() | Acquire() | Drain() | Release():
+            case Load() | Acquire() | Drain() | Release() | Regroup() | ReleaseRank():
                 self._care(command)
             case SetTimer():
                 self.calendar.add(command.at, Timer(id=command.id))
@@ -178,7 +179,7 @@ class SimExecutor:
             case Alarm():
                 raise FleetError(command.detail, "the simulation stops here")
 
-    def _care(self, command: Load | Acquire | Drain | Release) -> None:
+    def _care(self, command: Load | Acquire | Drain | Release | Regroup | ReleaseRank) -> None:
         """What concerns a node and not a request."""
         match command:
             case Load(group=group, policy=policy):
@@ -191,12 +192,19 @@ class SimExecutor:
                 self.post(Notice(node=node, incarnation=incarnation, seconds_left=left, source="fleet"))
             case Release():
                 self._lose(command.node, command.incarnation, "released")
+            case Regroup(node=node, incarnation=incarnation, generation=generation, groups=groups):
+                regrouped = Regrouped(
+                    node=node, incarnation=incarnation, generation=generation, groups=groups
+                )
+                self.calendar.add(self.calendar.now + self._costs.regroup_seconds, regrouped)
+            case ReleaseRank():
+                self.lose_rank(command.node, command.incarnation, command.rank, "revoked")
 
     def _start(self, start: Start) -> None:
-        running = _Running(
+        running = Running(
             start=start,
             begun=0.0,
-            step_seconds=self._costs.denoise_step_seconds(len(start.request.seeds)),
+            step_seconds=self._costs.denoise_step_seconds(len(start.request.seeds), start.group.degree),
         )
         self._running[start.lease] = running
         if any(other.start.group == start.group and other is not running for other in self._running.values()):
@@ -205,7 +213,7 @@ class SimExecutor:
             # One that was handed over early begins at once: its launch is over by then.
             self._begin(running, self.calendar.now + self._costs.launch_seconds)
 
-    def _begin(self, running: _Running, at: float) -> None:
+    def _begin(self, running: Running, at: float) -> None:
         running.begun = at
         start = running.start
         steps = start.request.fidelity.denoise_steps
@@ -218,7 +226,7 @@ class SimExecutor:
         self._follow_trace(running)
         running.entries.append(self.calendar.add(running.at_step(steps), partial(self._finish, running)))
 
-    def _finish(self, running: _Running) -> None:
+    def _finish(self, running: Running) -> None:
         start = running.start
         if self._running.pop(start.lease, None) is None:
             return
@@ -231,13 +239,11 @@ class SimExecutor:
         if waiting is not None:
             self._begin(waiting, self.calendar.now)
 
-    def _commit(self, running: _Running, denoise_step: int, *, released: bool) -> None:
+    def _commit(self, running: Running, denoise_step: int, *, released: bool, held: bool = False) -> None:
         start = running.start
         if start.lease not in self._running:
             return
         ref, digest = self._work.commit(start, denoise_step)
-        if released:
-            self._drop(start.lease)
         self.post(
             Committed(
                 lease=start.lease,
@@ -246,8 +252,11 @@ class SimExecutor:
                 ref=ref,
                 digest=digest,
                 released=released,
+                held=held,
             )
         )
+        if released:
+            self._drop(start.lease)
 
     def _yield(self, command: Yield) -> None:
         running = self._running.get(command.lease)
@@ -258,8 +267,12 @@ class SimExecutor:
             due = running.at_step(step)
             # A hair of tolerance: the boundary at which a notice arrived is the one to stop at.
             if due >= self.calendar.now - 1e-9:
+                # A reused step takes no time: who lets go has passed it.
+                while step + 1 < steps and running.at_step(step + 1) == due:
+                    step += 1
                 if due <= command.by:
-                    self.calendar.add(due, partial(self._commit, running, step, released=True))
+                    commit = partial(self._commit, running, step, released=True, held=command.hold)
+                    self.calendar.add(due, commit)
                 return
 
     def _drop(self, lease: str) -> None:
@@ -284,21 +297,21 @@ class SimExecutor:
         gone = [
             lease
             for lease, running in self._running.items()
-            if (running.start.group.node, running.start.group.generation) == key
+            if (running.start.group.node, running.start.group.incarnation) == key
         ]
-        for group in [group for group in self._queued if (group.node, group.generation) == key]:
+        for group in [group for group in self._queued if (group.node, group.incarnation) == key]:
             del self._queued[group]  # first, so that ending the one before does not begin it
         for lease in gone:
             self._drop(lease)
 
     # -- a progress-keyed trace ---------------------------------------------------------------------
 
-    def _follow_trace(self, running: _Running) -> None:
+    def _follow_trace(self, running: Running) -> None:
         """Arm the trace's point for this request, if there is one."""
         start = running.start
         if start.group.ranks[0] != 0:  # one rank follows the trace: what it strikes is the node
             return
-        watcher = self._watchers[start.group.node, start.group.generation]
+        watcher = self._watchers[start.group.node, start.group.incarnation]
         watcher.begin(start.request)
         for step in (0, *range(start.from_denoise_step + 1, start.request.fidelity.denoise_steps)):
             strike = watcher.at(step)
@@ -314,10 +327,10 @@ class SimExecutor:
     def _strike(self, strike: Strike, group: SPGroup) -> None:
         self._market.struck(group.node)
         if strike.event == "kill":
-            self._lose(group.node, group.generation, "killed")
+            self._lose(group.node, group.incarnation, "killed")
         else:
             left = strike.seconds_left
-            self.post(Notice(node=group.node, incarnation=group.generation, seconds_left=left))
+            self.post(Notice(node=group.node, incarnation=group.incarnation, seconds_left=left))
 
     def _return_nodes(self, event: PhaseChanged) -> None:
         since = self._market.since(event.phase, event.iteration)

@@ -12,7 +12,8 @@ from spotlight_core.costs import CostModel
 from spotlight_core.drive import Decider, Journal, drive
 from spotlight_core.errors import FleetError
 from spotlight_core.iteration import Explored, iterate
-from spotlight_core.simulator.executor import SimExecutor, Submission
+from spotlight_core.simulator.executor import SimExecutor
+from spotlight_core.simulator.running import Submission
 from spotlight_core.simulator.virtual_time import Occasion, Process
 from spotlight_core.types import (
     Batch,

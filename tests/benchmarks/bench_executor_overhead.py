@@ -101,7 +101,7 @@ def measure() -> Measurement:
     ):
         rig.begin_phase("rollout", 0)
         rig.run(make_requests(rig.policy, 1, 4, STEPS))
-        actor = rig.actor(SPGroup(node="reserved-0", generation=1))
+        actor = rig.actor(SPGroup(node="reserved-0", incarnation=1))
         ray.get(actor.__ray_call__.remote(watch_steps))
         details: dict[str, float | str] = {"requests at each size": str(ROUNDS * REQUESTS)}
         shares = []

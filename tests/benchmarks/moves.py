@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from spotlight_core.events import ActorReady, Committed, Lost, NodeJoined, Notice, SPGroup, Start, Started
+from spotlight_core.events import Committed, Lost, NodeJoined, Notice, RankReady, SPGroup, Start, Started
 from tests.core.executor.rig import Rig, live_rig, make_requests, wait_until
 
 TRIALS = int(os.environ.get("SPOTLIGHT_TRIALS", "30"))
@@ -87,7 +87,7 @@ def notice_trial(rig: Rig, trial: int) -> float:
 
     def take(start: Start) -> None:
         group = start.group
-        rig.executor.give_notice(group.node, group.generation, 30.0, "bench")
+        rig.executor.give_notice(group.node, group.incarnation, 30.0, "bench")
 
     clock = StepClock(steps)
     moved = _trial(rig, trial, take, clock)
@@ -104,7 +104,7 @@ def kill_trial(rig: Rig, trial: int) -> float:
     def take(start: Start) -> None:
         nonlocal killed_at
         killed_at = rig.inbox.clock.now()
-        rig.cluster.kill_node(start.group.node, start.group.generation)
+        rig.cluster.kill_node(start.group.node, start.group.incarnation)
 
     return _trial(rig, trial, take) - killed_at
 
@@ -116,7 +116,7 @@ def restart_trial(rig: Rig) -> float:
     (process,) = rig.actors(f"{name}-{incarnation}", "DenoiseActor")
     killed_at = rig.inbox.clock.now()
     process.kill()
-    ready: ActorReady = rig.wait(ActorReady, 1, BOOT_SECONDS)[0]
+    ready: RankReady = rig.wait(RankReady, 1, BOOT_SECONDS)[0]
     return ready.at - killed_at
 
 
@@ -126,7 +126,7 @@ def _trial(rig: Rig, trial: int, take: Callable[[Start], None], clock: StepClock
     if clock is not None:
         import ray
 
-        groups = [SPGroup(node=node, generation=incarnation) for node, incarnation in both]
+        groups = [SPGroup(node=node, incarnation=incarnation) for node, incarnation in both]
         ray.get([rig.actor(group).__ray_call__.remote(clock) for group in groups])
     # Both hold the weights: those of a node that came since are loaded by these.
     rig.run(make_requests(rig.policy, 2 * trial + 1, 4, STEPS, ROWS))

@@ -60,7 +60,7 @@ def test_a_start_goes_on_from_the_last_commit_and_never_to_a_node_that_is_leavin
             case Committed():
                 committed[word.request] = (word.next_denoise_step, word.ref)
             case Start():
-                assert (word.group.node, word.group.generation) not in leaving
+                assert (word.group.node, word.group.incarnation) not in leaving
                 step, ref = committed.get(word.request.id, (0, None))
                 assert (word.from_denoise_step, word.state_ref) == (step, ref)
             case _:

@@ -70,7 +70,7 @@ def test_the_vocabulary_is_complete() -> None:
 
 def test_start_is_written_as_documented() -> None:
     start = Start(
-        group=SPGroup(node="spot-0", generation=2),
+        group=SPGroup(node="spot-0", incarnation=2),
         lease="7",
         request=GenerationRequest(
             id="r",
@@ -85,7 +85,7 @@ def test_start_is_written_as_documented() -> None:
     )
     assert json.loads(encode(start)) == {
         "word": "Start",
-        "group": {"node": "spot-0", "generation": 2, "ranks": [0]},
+        "group": {"node": "spot-0", "incarnation": 2, "ranks": [0], "generation": 0},
         "lease": "7",
         "request": {
             "id": "r",

@@ -65,7 +65,7 @@ class Journal:
     def start(self, node: str, request: GenerationRequest, at: float, step: int = 0) -> str:
         self.leases += 1
         lease = f"1/{self.leases}"
-        group = ev.SPGroup(node=node, generation=self.incarnations[node])
+        group = ev.SPGroup(node=node, incarnation=self.incarnations[node])
         start = ev.Start(group=group, lease=lease, request=request, from_denoise_step=step)
         self.words += [(at, ev.Timer(id=f"pull/{lease}")), (at, start)]
         return lease

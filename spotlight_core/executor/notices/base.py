@@ -29,6 +29,8 @@ class NoticeWatcher(Protocol):
 
     source: str
     """The word for it in the journal."""
+    ranks: tuple[int, ...]
+    """Of the last notice: the GPUs that will be taken away alone, or none for the whole node."""
 
     def poll(self) -> float | None:
         """Seconds left when there is a notice, else None.  May take about as long as ``poll_seconds``.
@@ -48,6 +50,7 @@ class Watcher:
     """What most watchers have in common: nobody to tell, nothing to close."""
 
     source = ""
+    ranks: tuple[int, ...] = ()
 
     def acknowledge(self) -> None:
         pass
@@ -223,6 +226,20 @@ def moment_of(text: Any) -> datetime | None:
             continue
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None
+
+
+def ranks_from(body: bytes) -> tuple[int, ...]:
+    """Which GPUs of the node a file or hook means, ``{"ranks": [1]}``.
+
+    None, which is all of the node, where it does not say or cannot be understood: work that leaves a GPU
+    in vain loses little.
+    """
+    try:
+        ranks = json.loads(body.decode("utf-8", "replace")).get("ranks", [])
+        understood = all(type(rank) is int and rank >= 0 for rank in ranks)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return ()
+    return tuple(sorted(set(ranks))) if understood else ()
 
 
 def seconds_from(body: bytes, grace_seconds: float) -> float | None:

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from spotlight_core.config.fleet import FileNoticesConfig
-from spotlight_core.executor.notices.base import LONGEST_ANSWER_BYTES, Watcher, seconds_from
+from spotlight_core.executor.notices.base import LONGEST_ANSWER_BYTES, Watcher, ranks_from, seconds_from
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class FileWatcher(Watcher):
             self._say(f"cannot be read ({error.strerror}), and is no notice")
             return None
         seconds = seconds_from(body, self._grace_seconds)
+        self.ranks = ranks_from(body)
         if seconds is None:
             self._say(
                 f'is neither empty nor {{"seconds_left": 30}}: taken for {self._grace_seconds:g} seconds'

@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 from spotlight_core.config.fleet import HttpNoticesConfig
-from spotlight_core.executor.notices.base import Endpoint, EndpointWatcher, seconds_from
+from spotlight_core.executor.notices.base import Endpoint, EndpointWatcher, ranks_from, seconds_from
 
 
 class HttpWatcher(EndpointWatcher):
@@ -21,6 +21,7 @@ class HttpWatcher(EndpointWatcher):
         if answer is None or answer.status != 200:
             return None
         seconds = seconds_from(answer.body, self._grace_seconds)
+        self.ranks = ranks_from(answer.body)
         if seconds is None:
             self._endpoint.nonsense(answer)
         return seconds

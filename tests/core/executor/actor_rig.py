@@ -113,7 +113,7 @@ def make_actor(
 
 def start(lease: str, commit: CommittedState | None = None, request: GenerationRequest = REQUEST) -> Start:
     return Start(
-        group=SPGroup(node="spot-0", generation=1),
+        group=SPGroup(node="spot-0", incarnation=1),
         lease=lease,
         request=request,
         from_denoise_step=0 if commit is None else commit.next_denoise_step,

@@ -45,7 +45,7 @@ from spotlight_core.executor.submission import Submission
 from spotlight_core.types import Fidelity, GenerationRequest, Kind, PolicyVersion, Prompt
 
 RIG = "tests.core.executor.coordinator_rig"
-GROUP = SPGroup(node="reserved-0", generation=1)
+GROUP = SPGroup(node="reserved-0", incarnation=1)
 
 
 def request(name: str, kind: Kind = "rollout", seeds: tuple[int, ...] = (1, 2)) -> GenerationRequest:

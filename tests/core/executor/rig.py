@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import torch
 
-from spotlight_core.arrays import arrays_digest
+from spotlight_core.arrays import Arrays, arrays_digest
 from spotlight_core.config import DataConfig, FleetConfig, OdeConfig, RunConfig, TinyModelConfig
+from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.deciders import build_decider
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
@@ -78,6 +79,23 @@ class Rig:
 
         return asyncio.run(results())
 
+    def run_arrays(
+        self, requests: Sequence[GenerationRequest], meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Arrays]:
+        """The results by request; ``meanwhile`` runs in a thread beside it."""
+
+        async def collected(submission: Submission) -> dict[str, Arrays]:
+            return {
+                request.id: self.executor.results.take(ref) async for request, ref in submission.results()
+            }
+
+        async def results() -> dict[str, Arrays]:
+            submission = submit(self.coordinator, requests)
+            arrays, _ = await asyncio.gather(collected(submission), asyncio.to_thread(meanwhile))
+            return arrays
+
+        return asyncio.run(results())
+
     async def _digests(self, submission: Submission) -> dict[str, str]:
         return {
             request.id: arrays_digest(self.executor.results.take(ref))
@@ -94,7 +112,7 @@ class Rig:
 
     def actor(self, group: SPGroup) -> Any:
         """The handle of the process behind a group."""
-        return self.executor._nodes.known[group.node, group.generation].places[group].actor
+        return self.executor._nodes.known[group.node, group.incarnation].places[group.ranks[0]].actor
 
 
 @contextmanager
@@ -105,13 +123,14 @@ def live_rig(
     steps: int = STEPS,
     patient: bool = True,
     cluster: RayCluster | None = None,
+    elastic: ElasticConfig | None = None,
     **fleet: Any,
 ) -> Iterator[Rig]:
     """A started rig; ``fleet`` are settings of ``[fleet]``.
 
     Not ``patient``: nodes that fail are rented again at once, since a measurement is no reclaim storm.
     """
-    rig = make_rig(folder, run_id, trace, steps, patient, cluster, **fleet)
+    rig = make_rig(folder, run_id, trace, steps, patient, cluster, elastic, **fleet)
     rig.coordinator.start()
     try:
         rig.fleet.start()
@@ -129,6 +148,7 @@ def make_rig(
     steps: int = STEPS,
     patient: bool = True,
     cluster: RayCluster | None = None,
+    elastic: ElasticConfig | None = None,
     **fleet: Any,
 ) -> Rig:
     torch.manual_seed(0)
@@ -140,6 +160,7 @@ def make_rig(
         data=DataConfig(prompts=folder),
         sampler=OdeConfig(denoise_steps=steps),
         fleet=FleetConfig(**{"trace_speedup": 1.0} | fleet),
+        elastic=elastic or ElasticConfig(),
     )
     weights = build_model(config.model, "rollout").transformer.state_dict()
     policy = WeightStore(folder / "weights").publish("old", 0, weights)

@@ -37,7 +37,7 @@ def test_what_the_deciders_know_is_counted_by_state() -> None:
     assert gauges.nodes() == {"booting": 1, "joined": 1, "leaving": 0, "waiting": 0}
 
     policy = request("a").policy
-    groups = [ev.SPGroup(node="spot-0", generation=1, ranks=(rank,)) for rank in (0, 1)]
+    groups = [ev.SPGroup(node="spot-0", incarnation=1, ranks=(rank,)) for rank in (0, 1)]
     loaded = [ev.WeightsLoaded(group=group, policy=policy, digest=policy.digest) for group in groups]
     running = told(*GOING, *loaded)
     assert running.groups()["busy"] == 2

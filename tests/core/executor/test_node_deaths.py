@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spotlight_core.events import (
-    ActorLost,
-    ActorReady,
     Committed,
     Event,
     Finished,
     Lost,
     NodeJoined,
+    RankLost,
+    RankReady,
     SPGroup,
     Start,
     Started,
@@ -101,21 +101,22 @@ def test_two_ranks_are_two_processes_and_groups(rig: Rig) -> None:
 def test_a_killed_denoise_actor_is_replaced_and_its_node_lives(rig: Rig) -> None:
     victim = rig.actors(NODE, "DenoiseActor")[0]
     run_and(rig, 1, kill(victim.pid))
-    (lost,) = rig.of_kind(ActorLost)
-    assert (lost.group.node, lost.group.generation) == ("spot-0", 1)
+    (lost,) = rig.of_kind(RankLost)
+    assert (lost.node, lost.incarnation, lost.rank) == ("spot-0", 1, 0)
     check_steps_lost(rig)
-    (ready,) = rig.wait(ActorReady, 1)
-    assert ready.group == lost.group
+    (ready,) = rig.wait(RankReady, 1)
+    assert (ready.node, ready.rank) == (lost.node, lost.rank)
     assert rig.of_kind(Lost) == []
     run_and(rig, 2, lambda: None)
-    assert seconds_to_begin(rig, lost.group) < 5.0, "it waits behind no lease of the dead process"
+    group = SPGroup(node=lost.node, incarnation=lost.incarnation)
+    assert seconds_to_begin(rig, group) < 5.0, "it waits behind no lease of the dead process"
 
 
 def test_a_killed_store_comes_back_with_its_commits(rig: Rig) -> None:
     (keeper,) = rig.actors("head-0", "StoreKeeper")
     run_and(rig, 3, kill(keeper.pid))
     check_steps_lost(rig)
-    assert rig.of_kind(Lost) == rig.of_kind(ActorLost) == []
+    assert rig.of_kind(Lost) == rig.of_kind(RankLost) == []
     assert wait_until(lambda: len(rig.actors("head-0", "StoreKeeper")) == 1, 30)
     run_and(rig, 4, lambda: None)
     assert len(rig.of_kind(Committed)) > 0

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import ActorDiedError
 
-from spotlight_core.events import ActorLost, ActorReady, Event, Lost, SPGroup
+from spotlight_core.events import Event, Lost, RankLost, RankReady, SPGroup
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.nodes import Node, Nodes, Place
 
-GROUP = SPGroup(node="spot-0", generation=1)
+GROUP = SPGroup(node="spot-0", incarnation=1)
 LIFE = NodeLife(node="spot-0", incarnation=1, pool="spot", gpus=1, started_at=1.0, stopped_at=None)
 
 
@@ -62,12 +62,12 @@ class Played:
             post=self.posted.append,
             lease_seconds=60.0,
         )
-        self.place = Place(group=GROUP, actor="dead", last_lease="1.7")
+        self.place = Place(rank=0, actor="dead", last_lease="1.7")
         scheduler = SimpleNamespace(
             renew=Remote(lambda: None),
             respawn=Remote(lambda rank: SimpleNamespace(until_stopped=Remote(asyncio.Future))),
         )
-        self.node = Node(life=LIFE, scheduler=scheduler, places={GROUP: self.place})
+        self.node = Node(life=LIFE, scheduler=scheduler, places={0: self.place}, groups={(0,): GROUP})
         self.nodes.known[self.node.key] = self.node
 
     async def finish(self) -> None:
@@ -84,8 +84,8 @@ def test_a_respawned_process_waits_behind_no_lease_of_the_dead_one(tmp_path: Pat
 
     played = asyncio.run(play())
     assert played.posted == [
-        ActorLost(group=GROUP, error="ActorDiedError"),
-        ActorReady(group=GROUP),
+        RankLost(node="spot-0", incarnation=1, rank=0, cause="died", error="ActorDiedError"),
+        RankReady(node="spot-0", incarnation=1, rank=0),
     ]
     assert played.place.last_lease is None
 

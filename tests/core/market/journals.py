@@ -7,7 +7,7 @@ from spotlight_core.events import Event, SPGroup, Word
 from tests.core.market.words import request
 
 A, B = request("a"), request("b")
-S0, S1 = SPGroup(node="s0", generation=1), SPGroup(node="s1", generation=1)
+S0, S1 = SPGroup(node="s0", incarnation=1), SPGroup(node="s1", incarnation=1)
 
 
 def stamped(*words: tuple[float, Word], epoch: int = 0, seq: int = 0) -> list[Word]:
@@ -25,6 +25,10 @@ def joined(node: str) -> ev.NodeJoined:
 
 def lost(node: str, cause: str, at: float) -> tuple[float, Word]:
     return at, ev.Lost(node=node, incarnation=1, cause=cause, stopped_at=at)
+
+
+def rank_lost(group: SPGroup, rank: int = 0) -> ev.RankLost:
+    return ev.RankLost(node=group.node, incarnation=group.incarnation, rank=rank, cause="died", error="x")
 
 
 def start(lease: str, work: Any, group: SPGroup, step: int = 0, **more: Any) -> ev.Start:

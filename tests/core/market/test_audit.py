@@ -22,6 +22,7 @@ from tests.core.market.journals import (
     kept,
     killed,
     notice,
+    rank_lost,
     stamped,
     start,
 )
@@ -138,9 +139,7 @@ def test_a_journal_that_keeps_its_promises() -> None:
             ["weights old-0 went to s1#1 0, which never joined"],
         ),
         (
-            inserted(
-                kept(), kept()[10], ev.ActorLost(group=S0, error="x"), ev.ActorLost(group=S1, error="x")
-            ),
+            inserted(kept(), kept()[10], rank_lost(S0), rank_lost(S1)),
             ["lease 0.4 went to s1#1 0, whose process was dead"],
         ),
         (swapped(kept(), kept()[-1], replace(kept()[-1], seq=2)), ["event 0/2 follows event 0/11"]),
@@ -268,7 +267,7 @@ def test_a_run_that_goes_on_has_open_requests_and_logs_ahead_of_its_journal() ->
 
 
 def test_the_next_epoch_asks_again_and_may_go_on_from_what_the_former_one_committed() -> None:
-    s9 = SPGroup(node="s9", generation=1)
+    s9 = SPGroup(node="s9", incarnation=1)
     again = stamped(
         (30.0, ev.Lost(node="s1", incarnation=1, cause="killed", stopped_at=20.0)),
         (31.0, ev.NodeJoined(node="s9", incarnation=1, pool="spot", gpus=1, started_at=30.0)),

@@ -171,7 +171,7 @@ def test_outcomes_besides_resume() -> None:
         finished("L1", 2.0),
         committed("L2", 2.0, 0, released=True),
         start("L5", request("moves"), "s1"),
-        ev.Abandon(lease="L3", group=ev.SPGroup(node="s0", generation=0)),
+        ev.Abandon(lease="L3", group=ev.SPGroup(node="s0", incarnation=0)),
         ev.Settle(request="dropped", outcome="aborted"),
         lost("s0", 3.0, "released"),
     ]
@@ -201,12 +201,12 @@ def test_commits_that_are_not_used_are_lost_steps() -> None:
 
 
 def test_groups_of_one_node_share_its_gpus() -> None:
-    pair = ev.SPGroup(node="s0", generation=0, ranks=(0, 1))
+    pair = ev.SPGroup(node="s0", incarnation=0, ranks=(0, 1))
     words: list[Word] = [
         joined("s0", 0.0, gpus=4),
         ev.Start(group=pair, lease="L1", request=request("a")),
         tick(10.0),
-        ev.Start(group=ev.SPGroup(node="s0", generation=0, ranks=(2,)), lease="L2", request=request("b")),
+        ev.Start(group=ev.SPGroup(node="s0", incarnation=0, ranks=(2,)), lease="L2", request=request("b")),
         finished("L1", 20.0),
         ev.Failed(lease="L2", error="x", fault="node", at=40.0),
     ]

@@ -28,7 +28,7 @@ def gpu_seconds(row: LedgerRow) -> tuple[float, float, float]:
 
 
 def queued(lease: str, name: str, node: str, ranks: tuple[int, ...] = (0,)) -> ev.Start:
-    group = ev.SPGroup(node=node, generation=0, ranks=ranks)
+    group = ev.SPGroup(node=node, incarnation=0, ranks=ranks)
     return ev.Start(group=group, lease=lease, request=request(name), queued=True)
 
 
@@ -95,7 +95,7 @@ def test_an_abandoned_queued_lease_moves_without_a_loss() -> None:
         start("L1", request("a"), "s0"),
         queued("L2", "b", "s0"),
         ev.Notice(node="s0", incarnation=0, seconds_left=30.0, at=4.0),
-        ev.Abandon(lease="L2", group=ev.SPGroup(node="s0", generation=0)),
+        ev.Abandon(lease="L2", group=ev.SPGroup(node="s0", incarnation=0)),
         ev.Failed(lease="L2", error="abandoned", fault="nobody", at=4.1),
         start("L3", request("b"), "s1"),
         committed("L1", 5.0, 4, released=True),
@@ -110,9 +110,9 @@ def test_a_lost_process_breaks_the_leases_of_its_group_alone_and_is_no_preemptio
     words: list[Word] = [
         joined("s0", 0.0, gpus=2),
         start("L1", request("a"), "s0"),
-        ev.Start(group=ev.SPGroup(node="s0", generation=0, ranks=(1,)), lease="L2", request=request("b")),
+        ev.Start(group=ev.SPGroup(node="s0", incarnation=0, ranks=(1,)), lease="L2", request=request("b")),
         queued("L3", "c", "s0"),
-        ev.ActorLost(group=ev.SPGroup(node="s0", generation=0), error="x", at=4.0),
+        ev.RankLost(node="s0", incarnation=0, rank=0, cause="died", error="x", at=4.0),
         finished("L2", 10.0),
     ]
     ledger = CostLedger.replayed(PRICES, words)
@@ -148,7 +148,7 @@ def test_a_row_for_every_state_change_with_the_sums_so_far() -> None:
         tick(2.0),
         start("L1", request("a"), "s0"),
         tick(4.0),
-        ev.Start(group=ev.SPGroup(node="s0", generation=0, ranks=(1,)), lease="L2", request=request("b")),
+        ev.Start(group=ev.SPGroup(node="s0", incarnation=0, ranks=(1,)), lease="L2", request=request("b")),
         phase("train", 5.0),
         lost("s0", 6.0),
     ]

@@ -34,7 +34,7 @@ def boot_failed(
 
 
 def start(lease: str, work: GenerationRequest, node: str, step: int = 0, incarnation: int = 0) -> ev.Start:
-    group = ev.SPGroup(node=node, generation=incarnation)
+    group = ev.SPGroup(node=node, incarnation=incarnation)
     return ev.Start(group=group, lease=lease, request=work, from_denoise_step=step)
 
 

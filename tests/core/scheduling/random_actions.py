@@ -5,8 +5,6 @@ from random import Random
 from typing import TypeVar
 
 from spotlight_core.events import (
-    ActorLost,
-    ActorReady,
     Cancelled,
     Fault,
     Finished,
@@ -22,7 +20,7 @@ from spotlight_core.events import (
 )
 from spotlight_core.scheduling.order import KINDS
 from tests.core.scheduling.random_world import Group, Lease, Life, Node, RandomWorld
-from tests.core.scheduling.world import NEXT_POLICY, POLICY, group, request
+from tests.core.scheduling.world import NEXT_POLICY, POLICY, group, rank_lost, rank_ready, request
 
 Action = Callable[[RandomWorld, Random], None]
 Thing = TypeVar("Thing")
@@ -83,10 +81,10 @@ def join(world: RandomWorld, rng: Random) -> None:
     if any(node.key[0] == name for node in world.nodes.values()):
         return
     world.incarnations[name] += 1
-    generation, gpus = world.incarnations[name], rng.randint(1, 3)
-    groups = [Group(group(name, rank, generation)) for rank in range(gpus)]
-    world.nodes[name, generation] = Node((name, generation), pool, groups)
-    world.tell(NodeJoined(node=name, incarnation=generation, pool=pool, gpus=gpus, started_at=0.0))
+    incarnation, gpus = world.incarnations[name], rng.randint(1, 3)
+    groups = [Group(group(name, rank, incarnation)) for rank in range(gpus)]
+    world.nodes[name, incarnation] = Node((name, incarnation), pool, groups)
+    world.tell(NodeJoined(node=name, incarnation=incarnation, pool=pool, gpus=gpus, started_at=0.0))
 
 
 def notice(world: RandomWorld, rng: Random) -> None:
@@ -119,13 +117,13 @@ def actor_dies(world: RandomWorld, rng: Random) -> None:
         if some.loading is not None:
             world.load_failures[some.loading] += 1
         world.lose(some)
-        world.tell(ActorLost(group=some.ref, error="killed by signal 9"))
+        world.tell(rank_lost(some.ref, "killed by signal 9"))
 
 
 def actor_returns(world: RandomWorld, rng: Random) -> None:
     for some in one(rng, [it for it in world.groups() if it.down]):
         some.down = False
-        world.tell(ActorReady(group=some.ref))
+        world.tell(rank_ready(some.ref))
 
 
 def load(world: RandomWorld, rng: Random) -> None:

@@ -129,7 +129,7 @@ class RandomWorld:
         check_books(self.schedulers[0])
 
     def _start(self, start: Start) -> None:
-        node = self.nodes[start.group.node, start.group.generation]
+        node = self.nodes[start.group.node, start.group.incarnation]
         group = self.group(start.group)
         life = self.lives[start.request.id]
         assert not node.leaving
@@ -166,7 +166,7 @@ class RandomWorld:
         assert not lease.yielding
         lease.yielding = True
         if command.reason != "training":
-            self.nodes[command.group.node, command.group.generation].leaving = True
+            self.nodes[command.group.node, command.group.incarnation].leaving = True
 
     def _abandon(self, command: Abandon) -> None:
         [lease] = [x for x in self.group(command.group).leases if x.start.lease == command.lease]
@@ -174,7 +174,7 @@ class RandomWorld:
         lease.taken = True
 
     def _load(self, command: Load) -> None:
-        node, group = self.nodes[command.group.node, command.group.generation], self.group(command.group)
+        node, group = self.nodes[command.group.node, command.group.incarnation], self.group(command.group)
         assert not node.leaving
         assert not node.released
         assert not group.down
@@ -214,7 +214,7 @@ class RandomWorld:
     # -- the account --------------------------------------------------------------------------------
 
     def group(self, ref: SPGroup) -> Group:
-        return self.nodes[ref.node, ref.generation].groups[ref.ranks[0]]
+        return self.nodes[ref.node, ref.incarnation].groups[ref.ranks[0]]
 
     def groups(self) -> list[Group]:
         return [group for node in self.nodes.values() for group in node.groups]
@@ -283,7 +283,7 @@ class RandomWorld:
 
     def _note_load_that_ends_here(self, timer: str) -> None:
         for group in self.groups():
-            label = f"{group.ref.node}#{group.ref.generation}/{group.ref.ranks[0]}"
+            label = f"{group.ref.node}#{group.ref.incarnation}/{group.ref.ranks[0]}"
             if timer == f"load/{label}" and group.loading is not None:
                 self.load_failures[group.loading] += 1
 

@@ -2,8 +2,6 @@
 
 from spotlight_core.events import (
     Abandon,
-    ActorLost,
-    ActorReady,
     Load,
     LoadFailed,
     Notice,
@@ -26,6 +24,8 @@ from tests.core.scheduling.world import (
     failed,
     finished,
     group,
+    rank_lost,
+    rank_ready,
     ready,
     request,
     starts,
@@ -134,7 +134,7 @@ def test_a_kill_recomputes_from_the_start_and_with_a_commit_from_there() -> None
     world.lost("spot-0")
     assert world.scheduler.counters.recomputed == 1
     world.join("spot-0", incarnation=2)
-    assert starts(world.loaded(group("spot-0", generation=2))) == [("b", "spot-0", 0)]
+    assert starts(world.loaded(group("spot-0", incarnation=2))) == [("b", "spot-0", 0)]
     world.lost("reserved-0")
     assert starts(world(finished("1.3", "b"))) == [("a", "spot-0", 5)]
     assert world.scheduler.counters.recomputed == 1
@@ -146,7 +146,7 @@ def test_what_a_provider_takes_is_no_failure_of_the_request() -> None:
         assert not [c for c in world.lost("reserved-0", incarnation=incarnation) if isinstance(c, Settle)]
         world.lost("spot-0", incarnation=incarnation)
         world.join("spot-0", incarnation=incarnation + 1)
-        assert starts(world.loaded(group("spot-0", generation=incarnation + 1)))
+        assert starts(world.loaded(group("spot-0", incarnation=incarnation + 1)))
     assert world.scheduler.counters.leases == 6
 
 
@@ -157,8 +157,8 @@ def test_words_of_a_former_life_of_a_node_change_nothing() -> None:
     assert world.notice("spot-0") == []
     assert world.loaded(SPOT) == []
     assert world.lost("spot-0") == []
-    assert world(ActorLost(group=SPOT, error="killed")) == []
-    assert starts(world.loaded(group("spot-0", generation=2))) == [("b", "spot-0", 0)]
+    assert world(rank_lost(SPOT, "killed")) == []
+    assert starts(world.loaded(group("spot-0", incarnation=2))) == [("b", "spot-0", 0)]
 
 
 # -- flaky nodes --------------------------------------------------------------------------------------
@@ -275,9 +275,9 @@ def test_a_late_word_of_another_load_is_no_answer_to_this_one() -> None:
 
 def test_a_process_that_dies_costs_its_request_an_attempt_and_another_one_goes_on() -> None:
     world, _ = ready(request("a"), request("b"), max_attempts=2)
-    assert without_timers(world(ActorLost(group=SPOT, error="killed by signal 9"))) == []
+    assert without_timers(world(rank_lost(SPOT, "killed by signal 9"))) == []
     assert starts(world(finished("1.1", "a"))) == [("b", "reserved-0", 0)]
-    assert world(ActorLost(group=RESERVED, error="killed by signal 9")) == [
+    assert world(rank_lost(RESERVED, "killed by signal 9")) == [
         Settle(
             request="b",
             outcome="aborted",
@@ -288,17 +288,17 @@ def test_a_process_that_dies_costs_its_request_an_attempt_and_another_one_goes_o
 
 def test_a_group_with_a_new_process_loads_before_it_pulls() -> None:
     world, _ = ready(request("a"), request("b"))
-    world(ActorLost(group=SPOT, error="killed"))
-    assert world(ActorLost(group=SPOT, error="killed, said again")) == []
+    world(rank_lost(SPOT, "killed"))
+    assert world(rank_lost(SPOT, "killed, said again")) == []
     world.submit(request("c"))
-    assert without_timers(world(ActorReady(group=SPOT))) == [Load(group=SPOT, policy=POLICY)]
+    assert without_timers(world(rank_ready(SPOT))) == [Load(group=SPOT, policy=POLICY)]
     assert starts(world.loaded(SPOT)) == [("c", "spot-0", 0)]  # b has failed here, and reserved-0 is there
 
 
 def test_a_process_that_dies_takes_what_waits_for_it_off_too() -> None:
     world, commands = ready(*(request(name) for name in "abcd"), prefetch=True, max_attempts=1)
     assert ahead(commands) == [("c", "reserved-0"), ("d", "spot-0")]
-    [settle] = without_timers(world(ActorLost(group=SPOT, error="killed")))
+    [settle] = without_timers(world(rank_lost(SPOT, "killed")))
     assert isinstance(settle, Settle)
     assert settle.request == "b"
     assert ahead(world(finished("1.1", "a"))) == [("d", "reserved-0")]
@@ -307,6 +307,6 @@ def test_a_process_that_dies_takes_what_waits_for_it_off_too() -> None:
 def test_a_process_that_dies_on_a_leaving_node_lets_it_go() -> None:
     world, _ = ready(request("a"), request("b"), max_attempts=1)
     world.notice("spot-0")
-    assert world(ActorLost(group=SPOT, error="killed")) == [SPOT_IS_LET_GO]
+    assert world(rank_lost(SPOT, "killed")) == [SPOT_IS_LET_GO]
     assert starts(world(finished("1.1", "a"))) == [("b", "reserved-0", 0)]
-    assert world(ActorReady(group=SPOT)) == []
+    assert world(rank_ready(SPOT)) == []

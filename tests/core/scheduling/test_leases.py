@@ -96,7 +96,7 @@ def test_a_late_result_of_a_waiting_request_ends_its_wait() -> None:
     world.lost("spot-0")
     assert world(finished("1.1", "a"), at=61.0) == [Settle(request="a", outcome="done", ref="ref-a")]
     world.join("spot-0", incarnation=2)
-    assert world.loaded(group("spot-0", generation=2)) == []
+    assert world.loaded(group("spot-0", incarnation=2)) == []
     assert world.scheduler.snapshot().pending["rollout"] == 0
 
 

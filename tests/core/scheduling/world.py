@@ -1,5 +1,6 @@
 """A scheduler, and words in which to tell it what happens."""
 
+from spotlight_core.elastic.layout import NodeLayout
 from spotlight_core.events import (
     Alarm,
     Command,
@@ -13,6 +14,8 @@ from spotlight_core.events import (
     Notice,
     Phase,
     PhaseChanged,
+    RankLost,
+    RankReady,
     SPGroup,
     Start,
     Submitted,
@@ -28,8 +31,19 @@ POLICY = PolicyVersion(label="old", number=1, digest="d1")
 NEXT_POLICY = PolicyVersion(label="old", number=2, digest="d2")
 
 
-def group(node: str, rank: int = 0, generation: int = 1) -> SPGroup:
-    return SPGroup(node=node, generation=generation, ranks=(rank,))
+def group(node: str, rank: int = 0, incarnation: int = 1) -> SPGroup:
+    return SPGroup(node=node, incarnation=incarnation, ranks=(rank,))
+
+
+def rank_lost(lost: SPGroup, error: str = "killed") -> RankLost:
+    """The process behind a group of one rank died."""
+    (rank,) = lost.ranks
+    return RankLost(node=lost.node, incarnation=lost.incarnation, rank=rank, cause="died", error=error)
+
+
+def rank_ready(back: SPGroup) -> RankReady:
+    (rank,) = back.ranks
+    return RankReady(node=back.node, incarnation=back.incarnation, rank=rank)
 
 
 RESERVED, SPOT = group("reserved-0"), group("spot-0")
@@ -53,9 +67,11 @@ def request(
 class World:
     """Feeds stamped events to a scheduler, which hands nothing ahead unless told to."""
 
-    def __init__(self, order: Order | None = None, **rules: float) -> None:
+    def __init__(
+        self, order: Order | None = None, *, layout: NodeLayout | None = None, **rules: float
+    ) -> None:
         limits = {"lease_seconds": 60, "max_attempts": 3, "prefetch": False} | rules
-        self.scheduler = RequestScheduler(SchedulingRules(**limits), order)  # type: ignore[arg-type]
+        self.scheduler = RequestScheduler(SchedulingRules(**limits), order, layout)  # type: ignore[arg-type]
         self.seq = 0
 
     def __call__(self, event: Event, at: float = 0.0) -> list[Command]:

@@ -32,6 +32,18 @@ NONSENSE = [
     ),
 ]
 
+RANKS = [
+    (b'{"seconds_left": 12, "ranks": [3, 1]}', (1, 3)),
+    (b'{"ranks": [0, 0]}', (0,)),
+    (b'{"seconds_left": 12}', ()),
+    (b"", ()),
+    (b'{"ranks": []}', ()),
+    (b'{"ranks": [1, "2"]}', ()),
+    (b'{"ranks": [-1]}', ()),
+    (b'{"ranks": [true]}', ()),
+    (b'{"ranks": 1}', ()),
+]
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:
@@ -134,3 +146,24 @@ def test_an_address_that_hangs_is_no_notice(hook: HttpWatcher, server: Server) -
 def test_an_answer_without_end_is_no_notice(hook: HttpWatcher, server: Server) -> None:
     server.broken = Reply(body=b" " * (1 << 21))
     assert hook.poll() is None
+
+
+@pytest.mark.parametrize(("body", "ranks"), RANKS)
+def test_a_hook_may_name_some_gpus_of_the_node(
+    tmp_path: Path, server: Server, hook: HttpWatcher, body: bytes, ranks: tuple[int, ...]
+) -> None:
+    watcher = file_watcher(tmp_path)
+    (tmp_path / "notice-spot-1").write_bytes(body)
+    server.answer = lambda asked: Reply(body=body)
+    assert watcher.poll() is not None
+    assert hook.poll() is not None
+    assert watcher.ranks == hook.ranks == ranks
+
+
+def test_the_ranks_are_those_of_the_last_notice(tmp_path: Path) -> None:
+    watcher = file_watcher(tmp_path)
+    (tmp_path / "notice-spot-1").write_text('{"ranks": [1]}')
+    watcher.poll()
+    (tmp_path / "notice-spot-1").write_text("{}")
+    watcher.poll()
+    assert watcher.ranks == ()

@@ -1,0 +1,1 @@
+"""Sequence parallelism inside a node: groups of ranks, what they exchange, and where tokens are sharded."""

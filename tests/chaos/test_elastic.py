@@ -1,0 +1,125 @@
+"""Two ranks that denoise together on a live node: one goes, one comes, one dies, and no request is lost."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+from spotlight_core.config.elastic import ElasticConfig
+from spotlight_core.diffusion.engine import DenoiseEngine, Generated
+from spotlight_core.diffusion.models import build_model
+from spotlight_core.events import Committed, Failed, RankLost, RankReady, Regrouped, Start
+from spotlight_core.types import GenerationRequest
+from tests.core.executor.rig import Rig, live_rig, make_requests, wait_until
+
+pytestmark = pytest.mark.slow
+STEPS, REQUESTS = 8, 12
+NODE = "reserved-0"
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with live_rig(
+        tmp_path_factory.mktemp("elastic"),
+        "elastic",
+        steps=STEPS,
+        elastic=ElasticConfig(sp_degree=2, standby=True),
+        spot_nodes=0,
+        gpus_per_node=2,
+        commit_every_steps=4,
+    ) as rig:
+        rig.begin_phase("rollout", 0)
+        yield rig
+
+
+def run(rig: Rig, iteration: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """All requests end, and with what one rank alone makes of them."""
+    requests = make_requests(rig.policy, iteration, REQUESTS, STEPS)
+    found = rig.run_arrays(requests, meanwhile)
+    assert found.keys() == {request.id for request in requests}
+    engine = DenoiseEngine(build_model(rig.config.model, "rollout"), rig.config.sampler, rig.config.rng_seed)
+    for request in requests:
+        check(engine, request, found[request.id])
+
+
+def check(engine: DenoiseEngine, request: GenerationRequest, arrays: dict[str, np.ndarray]) -> None:
+    alone = engine.generate(request)
+    assert isinstance(alone, Generated)
+    assert np.abs(arrays["x0"] - alone.arrays["x0"]).max() < 1e-4 * max(1.0, np.abs(alone.arrays["x0"]).max())
+
+
+def degrees(rig: Rig, since: int = 0) -> set[int]:
+    return {word.group.degree for word in rig.words[since:] if isinstance(word, Start)}
+
+
+def rank_process(rig: Rig, rank: int) -> psutil.Process:
+    actor = rig.executor._nodes.known[NODE, 1].places[rank].actor
+    pids = {process.pid: process for process in rig.actors(f"{NODE}-1", "DenoiseActor")}
+    state = next(a for a in _ray_actors() if a["ActorID"] == actor._actor_id.hex())
+    return pids[int(state["Pid"])]
+
+
+def _ray_actors() -> list[dict[str, object]]:
+    import ray
+
+    return list(ray.state.actors().values())  # type: ignore[attr-defined]
+
+
+def after_starts(rig: Rig, count: int, act: Callable[[], None]) -> Callable[[], None]:
+    """Do something in the middle of a run: once so many requests have begun."""
+    before = len(rig.of_kind(Start))
+
+    def meanwhile() -> None:
+        assert wait_until(lambda: len(rig.of_kind(Start)) >= before + count, 60.0)
+        time.sleep(0.02)
+        act()
+
+    return meanwhile
+
+
+def test_two_ranks_denoise_a_request_together(rig: Rig) -> None:
+    run(rig, 0)
+    assert degrees(rig) == {2}
+
+
+def test_a_rank_under_notice_goes_and_the_other_goes_on(rig: Rig) -> None:
+    since = len(rig.words)
+    run(rig, 1, after_starts(rig, 3, lambda: rig.executor.give_rank_notice(NODE, 1, (1,), 20.0)))
+    words = rig.words[since:]
+    assert degrees(rig, since) == {1, 2}
+    (lost,) = (word for word in words if isinstance(word, RankLost))
+    assert (lost.rank, lost.cause) == (1, "revoked")
+    assert not [word for word in words if isinstance(word, Failed) and word.error != "abandoned"]
+    held = [word for word in words if isinstance(word, Committed) and word.held]
+    again = [word for word in words if isinstance(word, Start) and (word.state_ref or "").startswith("held:")]
+    assert len(held) == len(again) == 1
+    assert again[0].from_denoise_step == held[0].next_denoise_step > 0
+
+
+def test_a_rank_that_comes_takes_part_at_the_next_step(rig: Rig) -> None:
+    since = len(rig.words)
+    run(rig, 2, after_starts(rig, 3, lambda: rig.executor.return_rank(NODE, 1, 1)))
+    assert degrees(rig, since) == {1, 2}
+    assert [word.groups for word in rig.words[since:] if isinstance(word, Regrouped)][-1] == ((0, 1),)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_member_that_dies_or_hangs_costs_a_step_at_most(rig: Rig, rank: int, hang: bool) -> None:
+    since = len(rig.words)
+    process = rank_process(rig, rank)
+    stop = process.suspend if hang else process.kill
+    run(rig, 3 + rank + 2 * hang, after_starts(rig, 3, stop))
+    assert rig.wait(RankReady, len(rig.of_kind(RankLost)))
+    lost = [word for word in rig.words[since:] if isinstance(word, RankLost)]
+    assert [word.rank for word in lost] == [rank]
+    assert 2 in degrees(rig, since)
+
+
+def test_afterwards_both_work_together_again(rig: Rig) -> None:
+    assert wait_until(lambda: rig.of_kind(Regrouped)[-1].groups[0] in ((0, 1), (1, 0)), 60.0)
+    since = len(rig.words)
+    run(rig, 9)
+    assert degrees(rig, since) == {2}
