@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.options import RUNS, RunName, Runs
+from flows.profile import profile
 from flows.run_commands import audit, explain
 from flows.trace_commands import app as trace_app
 from spotlight_core.errors import SpotlightError
@@ -136,14 +137,14 @@ def evaluate(
     """
     from flows.launch import evaluate_target
     from flows.preflight import check_picture, evaluation_prompts
-    from flows.progress import image_progress
+    from flows.progress import counted
     from flows.targets import find_target
 
     chosen = find_target(runs, target)
     rows = evaluation_prompts(chosen.config, prompts, images)
     if output is not None:
         check_picture(output)
-    with image_progress(len(rows)) as advance:
+    with counted("images", len(rows)) as advance:
         found = evaluate_target(chosen, rows, output, advance)
     scored = found.evaluation
     typer.echo(
@@ -206,6 +207,7 @@ def compare(
 
 app.command()(explain)
 app.command()(audit)
+app.command()(profile)
 
 
 @app.command()

@@ -17,11 +17,12 @@ def compare_runs(run: RunFolder, baseline: RunFolder) -> Comparison:
     Raises:
         BadInputError: a run never held its target.
     """
-    costs = _costs(run)
+    costs = recorded_costs(run)
     return Comparison(run=_simulated(run, costs), baseline=_simulated(baseline, costs))
 
 
-def _costs(run: RunFolder) -> CostModel:
+def recorded_costs(run: RunFolder) -> CostModel:
+    """What a run measured by being run."""
     return from_records(read_records(run.journal), read_records(run.iterations), BOOT_SECONDS)
 
 

@@ -16,14 +16,14 @@ def build_display(console: Console) -> Display:
 
 
 @contextlib.contextmanager
-def image_progress(images: int) -> Iterator[Callable[[int], None]]:
-    """A bar over the images of an evaluation, at a terminal; yields what is told of those that are done."""
+def counted(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over parts of some work, at a terminal; yields what is told of those that are done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("images", total=images)
+        task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
 

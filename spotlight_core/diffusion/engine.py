@@ -283,7 +283,11 @@ def _lets_go(
     """What the leader is told at the boundary, on all ranks."""
     if communicator is None:
         return boundary(denoise_step, trajectory.state)
-    answer = communicator.rank == 0 and boundary(denoise_step, trajectory.state)
+    try:
+        answer = communicator.rank == 0 and boundary(denoise_step, trajectory.state)
+    except SpotlightError:
+        communicator.abort()  # wrong on the leader alone, whose answer the others wait for
+        raise
     return bool(communicator.broadcast(torch.tensor([answer], device=trajectory.x_BSC.device), 0))
 
 

@@ -96,6 +96,7 @@ class DenoiseActor:
 
         from spotlight_core.diffusion.engine import DenoiseEngine
         from spotlight_core.diffusion.models import build_model
+        from spotlight_core.weights.copy import NodeWeights
         from spotlight_core.weights.store import WeightStore
 
         torch.set_num_threads(config.services.torch_threads)
@@ -105,7 +106,12 @@ class DenoiseActor:
             config.rng_seed,
             record_means=config.loss.type == "grpo_guard",
         )
-        self._weights = WeightStore(setup.weights)
+        store_of_weights = WeightStore(setup.weights)
+        self._weights = (
+            store_of_weights
+            if setup.rendezvous is None
+            else NodeWeights(setup.rendezvous / "weights", store_of_weights)
+        )
         self._store = store
         self._committer = Committer(store, config.fleet.commit_every_steps)
         # One rank follows the node's trace: what it strikes is the node.
@@ -201,7 +207,7 @@ class DenoiseActor:
             if state.cancelled() or start.state_ref is None or self._rank != start.group.ranks[0]:
                 pass  # nothing to go on from, or the leader hands it over
             elif start.state_ref.startswith(HELD):
-                fetched = self._held.take(start.state_ref)
+                fetched = self._held.take(start.state_ref, start.state_digest or "")
             else:
                 fetched = from_bytes(self._store.get(start.state_ref, start.state_digest or ""))
         except (SpotlightError, SafetensorError) as error:

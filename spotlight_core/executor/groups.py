@@ -29,14 +29,15 @@ class HeldStates:
             self._states.popitem(last=False)
         return arrays_digest(state)
 
-    def take(self, ref: str) -> Arrays:
+    def take(self, ref: str, digest: str) -> Arrays:
         """The state, which is held no longer.
 
         Raises:
-            SpotlightError: it is not here.
+            SpotlightError: it is not here, or is another one: of the ranks of a group that broke, some may
+                have been a step ahead.
         """
         state = self._states.pop(ref.removeprefix(HELD), None)
-        if state is None:
+        if state is None or arrays_digest(state) != digest:
             raise SpotlightError(f"{ref} is not held here", "go on from the last commit")
         return state
 

@@ -163,6 +163,8 @@ class NodeScheduler:
             self._watchdog.stop()
         if self._rendezvous is not None:
             self._rendezvous.close()
+            with contextlib.suppress(OSError):  # other nodes of the run meet there
+                self._rendezvous.path.parent.rmdir()
         with self._told:
             self._told.notify_all()
         return self._log.stop(self._life, time.time(), "node")

@@ -12,7 +12,6 @@ All of it runs on the executor's loop.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -28,7 +27,6 @@ from spotlight_core.events import (
     RankCause,
     RankLost,
     RankReady,
-    SPGroup,
     Start,
 )
 from spotlight_core.executor.cluster import RayCluster
@@ -37,6 +35,7 @@ from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.loop import LoopThread
 from spotlight_core.executor.messages import HeldState
 from spotlight_core.executor.node_log import NodeLife, NodeLog
+from spotlight_core.executor.places import Cut, Node, Place
 from spotlight_core.executor.store import KeptStore
 
 LOG = logging.getLogger(__name__)
@@ -45,52 +44,6 @@ CONTROL_SECONDS = 5.0  # a stop that takes longer than this is a node that does 
 WATCH_SECONDS = 0.25  # between two looks at the raylets
 RESPAWN_SECONDS = 120.0
 SURVIVORS_SECONDS = 3.0  # those of a broken group say what they hold within this
-
-
-@dataclass(slots=True, kw_only=True)
-class Place:
-    """A rank and the process behind it, None while there is none."""
-
-    rank: int
-    actor: Any
-    last_lease: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Node:
-    life: NodeLife
-    """A node, its ranks, and the groups that they form now.
-
-    Of each lease under way: the last commit that was told (``told``), who reads the stream of each of its
-    ranks (``readers``), and what a survivor holds of it since its group broke (``held``).
-    """
-
-    scheduler: Any
-    places: dict[int, Place]
-    groups: dict[tuple[int, ...], SPGroup] = field(default_factory=dict)
-    leases: dict[str, Start] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, dict[int, "asyncio.Task[None]"]] = field(default_factory=dict)
-    held: dict[str, HeldState] = field(default_factory=dict)
-
-    @property
-    def key(self) -> NodeKey:
-        return self.life.node, self.life.incarnation
-
-    def members(self, group: SPGroup) -> list[Place]:
-        """The places of a group's ranks, the leader's first; none when it is no more, or lacks a process."""
-        places = [self.places[rank] for rank in group.ranks if rank in self.places]
-        there = self.groups.get(group.ranks) == group and all(place.actor is not None for place in places)
-        return places if there else []
-
-    def regroup(self, generation: int, groups: Iterable[tuple[int, ...]]) -> None:
-        """Form these groups; those of the same ranks stay what they are."""
-        name, incarnation = self.key
-        self.groups = {
-            ranks: self.groups.get(ranks)
-            or SPGroup(node=name, incarnation=incarnation, ranks=ranks, generation=generation)
-            for ranks in groups
-        }
 
 
 class Nodes:
@@ -159,11 +112,12 @@ class Nodes:
             return
         # The next process knows no former lease, and its first one must not wait behind any.
         place.actor = place.last_lease = None
+        cut = node.cut_by(place.rank)  # of now: their streams end, and are forgotten then
         if not await self._answers(node):
             self.lose(node.key, "killed")
             return
         LOG.warning("%s rank %d died: %r", node.life.node, place.rank, error)
-        await self._tell_of_rank(node, place.rank, "died", type(error).__name__)
+        await self._tell_of_rank(node, place.rank, cut, "died", type(error).__name__)
         await self.respawn(node, place)
 
     def release_rank(self, key: NodeKey, rank: int) -> None:
@@ -173,7 +127,7 @@ class Nodes:
         if node is not None and place is not None and place.actor is not None:
             actor, place.actor = place.actor, None
             self._loop.spawn(asyncio.to_thread(ray.kill, actor))
-            self._loop.spawn(self._tell_of_rank(node, rank, "revoked", ""))
+            self._loop.spawn(self._tell_of_rank(node, rank, node.cut_by(rank), "revoked", ""))
 
     def return_rank(self, key: NodeKey, rank: int) -> None:
         """A GPU that was taken is back."""
@@ -199,22 +153,20 @@ class Nodes:
             self._post(RankReady(node=name, incarnation=incarnation, rank=rank))
             self._loop.spawn(self._watch_actor(node, place, actor))
 
-    async def _tell_of_rank(self, node: Node, rank: int, cause: RankCause, error: str) -> None:
+    async def _tell_of_rank(self, node: Node, rank: int, cut: Cut, cause: RankCause, error: str) -> None:
         """What the survivors of a rank hold, the last commits of what they do not, and then its loss."""
-        leases = [start for start in node.leases.values() if rank in start.group.ranks]
-        survivors = [
-            reader
-            for start in leases
-            for other, reader in node.readers.get(start.lease, {}).items()
-            if other != rank
-        ]
+        survivors = [reader for readers in cut.values() for reader in readers]
         if survivors:
             await asyncio.wait(survivors, timeout=SURVIVORS_SECONDS)
-        for start in leases:
-            held = node.held.pop(start.lease, None)
-            if held is not None:
+        left = []
+        for start in cut:
+            held = node.held_by_survivors(start)
+            if held is None:
+                left.append(start)
+            else:
                 self.tell_held(start, held)
-        await self._tell_last_commits(node, [start for start in leases if start.lease in node.leases])
+                node.end(start.lease)
+        await self._tell_last_commits(node, left)
         name, incarnation = node.key
         self._post(RankLost(node=name, incarnation=incarnation, rank=rank, cause=cause, error=error))
 

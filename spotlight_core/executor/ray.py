@@ -38,7 +38,8 @@ from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.loop import LoopThread
 from spotlight_core.executor.node_log import NodeLife, NodeLog
-from spotlight_core.executor.nodes import Node, Nodes, Place
+from spotlight_core.executor.nodes import Nodes
+from spotlight_core.executor.places import Node, Place
 from spotlight_core.executor.results import Results
 from spotlight_core.executor.store import KeptStore
 from spotlight_core.executor.streams import Streams

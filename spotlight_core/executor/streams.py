@@ -20,7 +20,8 @@ from spotlight_core.executor.messages import (
     Noticed,
     UnstoredState,
 )
-from spotlight_core.executor.nodes import Node, Nodes, Place
+from spotlight_core.executor.nodes import Nodes
+from spotlight_core.executor.places import Node, Place
 from spotlight_core.executor.results import Results
 from spotlight_core.executor.store import KeptStore
 
@@ -61,20 +62,7 @@ class Streams:
             generate = actor.generate.options(num_returns="streaming", concurrency_group="denoise")
             ended = False
             async for message in generate.remote(start, after):
-                received: Message = await message
-                if isinstance(received, Began) and len(node.readers[start.lease]) < len(members):
-                    # It waits for them now: they come when it has its turn, and what it goes on from.
-                    for other in members[1:]:
-                        reader = self._loop.spawn(self._take_part(start, node, other))
-                        node.readers[start.lease][other.rank] = reader
-                # Its result may still be on the way when the next request begins: told in their order.
-                before = self._ends.get(after or "")
-                if before is not None:
-                    await before.wait()
-                ended = _ends(received)
-                if ended:  # before it is told: a node that is let go at it has nothing left to save
-                    node.leases.pop(start.lease, None)
-                await self._receive(start, node, received)
+                ended = await self._take(start, node, members, after, await message)
             if not ended:  # an abandoned lease says nothing more, and its group must not stay taken
                 self._drop(start, "abandoned")
         except RayTaskError as error:
@@ -84,12 +72,32 @@ class Streams:
         except Exception as error:  # whatever it was, the lease must end
             self._failed(start, error)
         finally:
-            node.leases.pop(start.lease, None)
             node.told.pop(start.lease, None)
-            node.readers.pop(start.lease, None)
+            if start.lease not in node.held:  # or it is over when the rank that is lost has been told
+                node.end(start.lease)
             self._results.end(start.request.id, start.lease)
             del self._ends[start.lease]
             end.set()
+
+    async def _take(
+        self, start: Start, node: Node, members: Sequence[Place], after: str | None, message: Message
+    ) -> bool:
+        """One message of the leader; whether it is the last one."""
+        if isinstance(message, Began) and len(node.readers[start.lease]) < len(members):
+            # It waits for them now: they come when it has its turn, and what it goes on from.
+            for other in members[1:]:
+                reader = self._loop.spawn(self._take_part(start, node, other))
+                node.readers[start.lease][other.rank] = reader
+        # Its result may still be on the way when the next request begins: told in their order.
+        before = self._ends.get(after or "")
+        if before is not None:
+            await before.wait()
+        ended = _ends(message)
+        broke = isinstance(message, HeldState) and message.broken
+        if ended and not broke:  # before it is told: a node that is let go at it has nothing left to save
+            node.leases.pop(start.lease, None)
+        await self._receive(start, node, message)
+        return ended
 
     async def _take_part(self, start: Start, node: Node, place: Place) -> None:
         """The stream of a rank that does not lead: it says what it holds when the group breaks."""
@@ -99,7 +107,7 @@ class Streams:
             async for message in generate.remote(start, None):
                 received: Message = await message
                 if isinstance(received, HeldState):
-                    _holds(node, start, received)
+                    _holds(node, start, place.rank, received)
         except RayTaskError as error:  # what is wrong with the request, the leader tells
             LOG.info("request %s failed on rank %d too: %s", start.request.id, place.rank, error)
         except RayError as error:
@@ -118,7 +126,7 @@ class Streams:
                     start, message.next_denoise_step, (message.ref, message.digest), message.released
                 )
             case HeldState(broken=True):
-                _holds(node, start, message)
+                _holds(node, start, start.group.ranks[0], message)
             case HeldState():
                 self._nodes.tell_held(start, message)
             case UnstoredState():
@@ -177,7 +185,7 @@ def _ends(message: Message) -> bool:
     return isinstance(message, HeldState | UnstoredState | FinishedResult | Dropped)
 
 
-def _holds(node: Node, start: Start, state: HeldState) -> None:
-    """What a survivor of a broken group holds is told with the rank that is lost."""
+def _holds(node: Node, start: Start, rank: int, state: HeldState) -> None:
+    """What the survivors of a broken group hold is told with the rank that is lost."""
     if state.digest:
-        node.held.setdefault(start.lease, state)
+        node.held.setdefault(start.lease, {})[rank] = state

@@ -61,10 +61,15 @@ def gather(communicator: Communicator, sizes: Sequence[int], dim: int, part: tor
 
 def reduce_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
     """Sum the parts that the ranks' tokens gave to the gradients; collective, for the same parameters in
-    the same order on all ranks."""
+    the same order on all ranks.  A parameter without a gradient on any rank has none afterwards either."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for dtype in dict.fromkeys(parameter.dtype for parameter in trained):
-        same = [parameter for parameter in trained if parameter.dtype == dtype]
+    if not trained:
+        return
+    # A zero is not the same as none: an optimizer would decay that weight.
+    have = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=trained[0].device)
+    moved = [p for p, ranks in zip(trained, communicator.all_reduce(have).tolist(), strict=True) if ranks]
+    for dtype in dict.fromkeys(parameter.dtype for parameter in moved):
+        same = [parameter for parameter in moved if parameter.dtype == dtype]
         # A rank without tokens of some kind has no gradient there.
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
         whole = communicator.all_reduce(torch.cat([part.reshape(-1) for part in parts]))

@@ -12,5 +12,5 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())  # NumPy knows no bf16
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # NumPy knows no bf16
     return digest.hexdigest()

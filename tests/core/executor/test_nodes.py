@@ -12,7 +12,8 @@ from ray.exceptions import ActorDiedError
 from spotlight_core.events import Event, Lost, RankLost, RankReady, SPGroup
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.node_log import NodeLife, NodeLog
-from spotlight_core.executor.nodes import Node, Nodes, Place
+from spotlight_core.executor.nodes import Nodes
+from spotlight_core.executor.places import Node, Place
 
 GROUP = SPGroup(node="spot-0", incarnation=1)
 LIFE = NodeLife(node="spot-0", incarnation=1, pool="spot", gpus=1, started_at=1.0, stopped_at=None)

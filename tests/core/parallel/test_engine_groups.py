@@ -12,7 +12,7 @@ from torch import nn
 from spotlight_core.arrays import Arrays
 from spotlight_core.config import FixedWindowConfig, FlowSdeConfig
 from spotlight_core.diffusion.engine import Broken, DenoiseEngine, Generated, Paused
-from spotlight_core.errors import TrainingError
+from spotlight_core.errors import SpotlightError, TrainingError
 from spotlight_core.parallel.communicator import GroupBrokenError
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from tests.core.parallel.families import MODELS, copies, inputs, model_of
@@ -149,24 +149,25 @@ def test_what_breaks_in_the_first_step_left_nothing(folders: dict[str, Path]) ->
         assert (outcome.next_denoise_step, outcome.state) == (0, None)
 
 
-def test_an_error_of_one_rank_ends_the_wait_of_the_others(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("error", [OSError("no space left"), SpotlightError("no space left", "free some")])
+def test_an_error_of_one_rank_ends_the_wait_of_the_others(error: Exception, folders: dict[str, Path]) -> None:
     group = engines(model_of("tiny", folders), 2)
-    seen: list[Outcome] = []
 
-    def work(communicator: ThreadCommunicator) -> None:
+    def fails(denoise_step: int, state: Callable[[], Arrays]) -> bool:
+        raise error
+
+    def work(communicator: ThreadCommunicator) -> Outcome:
         if communicator.rank == 0:
+            with pytest.raises(type(error), match="no space left"):
+                group[0].generate(REQUEST, boundary=fails, communicator=communicator)
+            with pytest.raises(GroupBrokenError):
+                communicator.all_reduce(torch.zeros(2))
+            return None
+        return group[1].generate(REQUEST, communicator=communicator)
 
-            def fails(denoise_step: int, state: Callable[[], Arrays]) -> bool:
-                raise OSError("no space left")
-
-            group[0].generate(REQUEST, boundary=fails, communicator=communicator)
-        else:
-            seen.append(group[1].generate(REQUEST, communicator=communicator))
-
-    with pytest.raises(OSError, match="no space left"):
-        in_group(2, work)
-    assert isinstance(seen[0], Broken)
-    assert seen[0].next_denoise_step == 1
+    outcome = in_group(2, work)[1]
+    assert isinstance(outcome, Broken)
+    assert outcome.next_denoise_step == 1
 
 
 def test_latents_that_are_not_finite_fail_the_request_and_leave_the_group(folders: dict[str, Path]) -> None:

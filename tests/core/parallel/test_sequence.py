@@ -27,31 +27,32 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
-def velocity_and_gradients(model: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def velocity_and_gradients(model: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     x, sigma, text = inputs(model)
     draws = torch.Generator().manual_seed(6)
     v = model.velocity(x, sigma, text)
     (v * torch.randn(v.shape, generator=draws)).sum().backward()
-    return v.detach(), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trained(model)]
+    return v.detach(), [p.grad for p in trained(model)]
 
 
 def check(model: Any, degree: int) -> None:
     plain, gradients = velocity_and_gradients(copies(model, 1)[0])
     models = copies(model, degree)
 
-    def work(communicator: ThreadCommunicator) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def work(communicator: ThreadCommunicator) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         own = models[communicator.rank]
         sequence = SequenceParallel(own.transformer)
         sequence.use(communicator)
         v, _ = velocity_and_gradients(own)
         reduce_gradients(trained(own), communicator)
-        return v, [p.grad if p.grad is not None else torch.zeros_like(p) for p in trained(own)]
+        return v, [p.grad for p in trained(own)]
 
     for v, summed in in_group(degree, work):
         assert relative(v, plain) < TOLERANCE
         assert len(summed) == len(gradients) > 0
         for found, expected in zip(summed, gradients, strict=True):
-            assert relative(found, expected) < TOLERANCE
+            assert (found is None) == (expected is None)
+            assert found is None or expected is None or relative(found, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("degree", DEGREES)
@@ -100,6 +101,30 @@ def test_without_gradients_too_and_after_another_prompt(name: str, folders: dict
         assert torch.equal(again, first)
         assert relative(with_other, plain[1]) < TOLERANCE
         assert torch.equal(detached, plain[0])
+
+
+def test_gradients_of_some_ranks_are_summed_and_those_of_none_stay_none() -> None:
+    def work(communicator: ThreadCommunicator) -> list[torch.Tensor | None]:
+        everywhere, second_only, unused, frozen = (nn.Parameter(torch.ones(2)) for _ in range(4))
+        frozen.requires_grad_(False)
+        half = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        half.grad = torch.full_like(half, 2.0)
+        everywhere.grad = torch.full((2,), 1.0 + communicator.rank)
+        if communicator.rank == 1:
+            second_only.grad = torch.full((2,), 5.0)
+        parameters = [everywhere, half, second_only, unused, frozen]
+        reduce_gradients(parameters, communicator)
+        return [parameter.grad for parameter in parameters]
+
+    for everywhere, half, second_only, unused, frozen in in_group(2, work):
+        assert everywhere is not None
+        assert torch.equal(everywhere, torch.full((2,), 3.0))
+        assert half is not None
+        assert torch.equal(half, torch.full((3,), 4.0, dtype=torch.bfloat16))
+        assert second_only is not None
+        assert torch.equal(second_only, torch.full((2,), 5.0))
+        assert unused is None
+        assert frozen is None
 
 
 def test_a_group_of_one_exchanges_nothing(folders: dict[str, Path]) -> None:

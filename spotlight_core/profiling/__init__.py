@@ -1,0 +1,1 @@
+"""What denoising costs on this machine, measured: the numbers that planners and the simulator go by."""
