@@ -18,14 +18,16 @@ class ElasticConfig(Section):
     """A cost model that `spotlight profile` wrote, which sp_degree = "auto" needs."""
     standby: bool = False
     """Keep a booted process on each node that takes the place of a lost one, for a copy of weights."""
-    on_change: Literal["regroup", "restart"] = "regroup"
-    """When a GPU comes or goes: regroup between two denoise steps, or restart the node's processes."""
     communicator: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """What carries the collectives of a group: shm on CPU and nccl on CUDA when auto."""
     hung_seconds: float = Field(2.0, ge=0.5)
     """Silence of a process after which its group goes on without it; never less than three denoise steps."""
-    sleep: bool = False
-    """Reserved nodes hold no weights on their GPU while training runs there."""
+
+    def needs_store(self, device_type: str) -> bool:
+        """Whether the groups on ``device_type`` meet over a store of torch, which the node's owner hosts."""
+        return self.communicator in ("gloo", "nccl") or (
+            self.communicator == "auto" and device_type == "cuda"
+        )
 
     @field_validator("sp_degree")
     @classmethod

@@ -30,6 +30,7 @@ class CostModel:
 
     The first fields are of the recipe's own size on one GPU, where a denoise step costs ``fixed +
     per_row x rows``.  ``sharded`` has the steps of other SP degrees, and of other sizes.
+    ``reused_step_seconds``: a denoise step that computes no velocity; simulated ones take no time.
 
     ``launch_seconds``: from a command to the first denoise step.  ``load_seconds``: a policy version from
     the Weight Store.  ``copy_seconds``: the same from a neighbour on the node.  ``regroup_seconds``: from
@@ -46,6 +47,7 @@ class CostModel:
     score_seconds_per_image: Seconds
     train_seconds: Seconds
     boot_seconds: Seconds
+    reused_step_seconds: Seconds = 0.0
     publish_seconds: Seconds = 0.0
     copy_seconds: Seconds = 0.0
     regroup_seconds: Seconds = 0.0

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from spotlight_core.config import RunConfig
+from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.config.fleet import NoNoticesConfig, NoticesConfig
 from spotlight_core.executor.actors import DenoiseActor, kill_own_node
 from spotlight_core.executor.cluster import SHARE, node_resource
@@ -62,6 +63,15 @@ def create_denoise_actor(setup: NodeSetup, rank: int, attempt: int) -> Any:
     return actor.remote(setup, rank, RayStore(setup.store))
 
 
+def _store_of_groups(rendezvous: NodeRendezvous, elastic: ElasticConfig, device: str) -> Any:
+    """What torch's own groups meet over, kept here since ranks come and go; None where there are none."""
+    if not elastic.needs_store(device):
+        return None
+    from spotlight_core.parallel.torch_groups import host_store  # with torch, which else is not needed here
+
+    return host_store(rendezvous)
+
+
 class NodeScheduler:
     """See the module's text.  ``spawn`` makes the process of a rank."""
 
@@ -91,6 +101,7 @@ class NodeScheduler:
         self._rendezvous: NodeRendezvous | None = None
         if setup.rendezvous is not None:
             self._rendezvous = NodeRendezvous.create(setup.rendezvous, setup.gpus + elastic.standby)
+            self._store = _store_of_groups(self._rendezvous, elastic, "cuda" if setup.devices else "cpu")
         self._watchdog: Watchdog | None = None
         self._hung_seconds = elastic.hung_seconds
         self._actors = [spawn(setup, rank, 0) for rank in range(setup.gpus)]

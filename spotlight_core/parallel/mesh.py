@@ -44,10 +44,3 @@ class Mesh:
         """Have likely groups built ahead, where that takes time; all their ranks must do so."""
         if self._groups is not None:
             self._groups.prepare(rank_sets)
-
-
-def needs_store(elastic: ElasticConfig, device_type: str) -> bool:
-    """Whether a node's owner has to host a store for its ranks (see ``host_store``)."""
-    return elastic.communicator in ("gloo", "nccl") or (
-        elastic.communicator == "auto" and device_type == "cuda"
-    )

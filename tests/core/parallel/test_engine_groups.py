@@ -37,6 +37,8 @@ Outcome = Generated | Paused | Broken | None
 
 
 def engines(model: Any, count: int) -> list[DenoiseEngine]:
+    # Into the cache that the copies share: one tokenizer cannot be used by several threads at once.
+    model.encode([prompt.text for prompt in REQUEST.prompts])
     return [DenoiseEngine(own, SDE, rng_seed=3, record_means=True) for own in copies(model, count)]
 
 

@@ -9,7 +9,7 @@ import torch
 from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.errors import BadInputError
 from spotlight_core.events import SPGroup
-from spotlight_core.parallel.mesh import Mesh, needs_store
+from spotlight_core.parallel.mesh import Mesh
 from spotlight_core.parallel.rendezvous import NodeRendezvous
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -57,4 +57,4 @@ def test_a_back_end_that_cannot_carry_a_ranks_tensors_is_named(
     [("auto", "cpu", False), ("auto", "cuda", True), ("shm", "cpu", False), ("gloo", "cpu", True)],
 )
 def test_a_store_is_needed_by_what_is_not_ours(communicator: str, device_type: str, needed: bool) -> None:
-    assert needs_store(elastic(communicator), device_type) is needed
+    assert elastic(communicator).needs_store(device_type) is needed
