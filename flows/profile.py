@@ -86,6 +86,8 @@ def costs_table(name: str, costs: "CostModel", rows: tuple[int, ...]) -> "Table"
         ("load weights from the store", costs.load_seconds),
         ("load weights from the node's copy", costs.copy_seconds),
         *(changes if costs.sharded else ()),
+        ("let weights go, for training", costs.sleep_seconds),
+        ("take weights back", costs.wake_seconds),
         ("boot of a process", costs.boot_seconds),
     ):
         table.add_row(what, f"{seconds * 1000:.2f}")

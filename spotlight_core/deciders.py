@@ -17,5 +17,9 @@ def build_decider(config: RunConfig, *, speedup: float = 1.0) -> Together:
     fleet = config.fleet
     return Together(
         FleetPlanner(FleetRules.of(fleet, speedup=speedup)),
-        RequestScheduler(SchedulingRules.of(fleet), build_order(fleet.order), build_layout(config)),
+        RequestScheduler(
+            SchedulingRules.of(fleet, sleep=config.elastic.sleep),
+            build_order(fleet.order),
+            build_layout(config),
+        ),
     )

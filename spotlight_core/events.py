@@ -20,7 +20,7 @@ from spotlight_core.types import GenerationRequest, PolicyVersion
 Phase = Literal["rollout", "train", "remainder", "publish", "evaluate"]
 Outcome = Literal["done", "aborted", "cancelled"]
 Fault = Literal["request", "node", "nobody"]
-RankCause = Literal["died", "hung", "revoked"]
+RankCause = Literal["died", "hung", "revoked", "restarted"]
 NodeKey = tuple[str, int]  # name and incarnation
 
 
@@ -199,10 +199,10 @@ class RankNotice(Event, frozen=True, kw_only=True, gc=False):
 
 
 class RankLost(Event, frozen=True, kw_only=True, gc=False):
-    """A rank's process is gone and its node lives: ``died``, ``hung`` or ``revoked``.
+    """A rank's process is gone and its node lives: ``died``, ``hung``, ``revoked`` or ``restarted``.
 
     What its group had in flight is told before (``Committed.held`` by the survivors) or gone with it.
-    A rank that died or hung gets another process; one that was revoked may come back later.
+    A rank that was revoked may come back later, any other gets another process at once.
     """
 
     node: str
@@ -227,6 +227,13 @@ class Regrouped(Event, frozen=True, kw_only=True, gc=False):
     incarnation: int
     generation: int
     groups: tuple[tuple[int, ...], ...]
+
+
+class Asleep(Event, frozen=True, kw_only=True, gc=False):
+    """The ranks of a node hold no weights on their GPUs (see ``Sleep``), or are gone."""
+
+    node: str
+    incarnation: int
 
 
 class Timer(Event, frozen=True, kw_only=True, gc=False):
@@ -308,6 +315,13 @@ class ReleaseRank(Command, frozen=True, kw_only=True, gc=False):
     rank: int
 
 
+class Sleep(Command, frozen=True, kw_only=True, gc=False):
+    """Have a node's ranks let their weights go until work or a version to load comes.  ``Asleep`` answers."""
+
+    node: str
+    incarnation: int
+
+
 class Acquire(Command, frozen=True, kw_only=True, gc=False):
     """Rent and boot the next life of a node; ``NodeJoined`` or ``BootFailed`` answers."""
 
@@ -366,10 +380,25 @@ EVENTS: tuple[type[Event], ...] = (
         RankLost,
         RankReady,
         Regrouped,
+        Asleep,
     ),
 )
 COMMANDS: tuple[type[Command], ...] = (
-    *(Start, Yield, Abandon, Load, Regroup, ReleaseRank, Acquire, Drain, Release, SetTimer, Settle, Alarm),
+    *(
+        Start,
+        Yield,
+        Abandon,
+        Load,
+        Regroup,
+        ReleaseRank,
+        Sleep,
+        Acquire,
+        Drain,
+        Release,
+        SetTimer,
+        Settle,
+        Alarm,
+    ),
 )
 _ANY_WORD: Any = reduce(or_, EVENTS + COMMANDS)
 _ENCODER = msgspec.json.Encoder()

@@ -46,7 +46,7 @@ TRAINED = ("x0", "x_TBSC", "logp_TB", "mean_TBSC")
 
 
 class Requests(Protocol):
-    """The coordinator, as the phases talk to it.  ``take`` blocks, the others return at once."""
+    """The coordinator, as the phases talk to it: ``take`` and ``wait_alone`` block."""
 
     def submit(
         self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
@@ -57,6 +57,8 @@ class Requests(Protocol):
     def change_phase(self, phase: Phase, iteration: int) -> None: ...
 
     def cancel(self, requests: Sequence[str], reason: str) -> None: ...
+
+    def wait_alone(self, iteration: int) -> None: ...
 
 
 # A phase is not safe to run twice (its requests are queued, the optimizer has moved), so no retries:
@@ -218,6 +220,8 @@ class LivePhases:
             )
             for group in groups
         ]
+        if self._config.elastic.sleep:
+            await asyncio.to_thread(self._coordinator.wait_alone, self._iteration)
         return await asyncio.to_thread(self._trainer.train, training, self._iteration)
 
     def _end_exploration(self, generation: Generation | None) -> None:

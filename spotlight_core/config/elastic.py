@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from spotlight_core.config.section import NO_FILE, Section
 
@@ -18,6 +18,10 @@ class ElasticConfig(Section):
     """A cost model that `spotlight profile` wrote, which sp_degree = "auto" needs."""
     standby: bool = False
     """Keep a booted process on each node that takes the place of a lost one, for a copy of weights."""
+    on_change: Literal["regroup", "restart"] = "regroup"
+    """When a GPU of a node comes or goes: regroup between two denoise steps, or restart all its processes."""
+    sleep: bool = False
+    """Reserved nodes hold no weights on their GPUs while training uses these."""
     communicator: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """What carries the collectives of a group: shm on CPU and nccl on CUDA when auto."""
     hung_seconds: float = Field(2.0, ge=0.5)
@@ -35,6 +39,12 @@ class ElasticConfig(Section):
         if value != "auto" and not 1 <= value <= 16:
             raise ValueError(f'sp_degree = {value}: give 1 to 16, or "auto"')
         return value
+
+    @model_validator(mode="after")
+    def _no_standby_of_a_restart(self) -> "ElasticConfig":
+        if self.standby and self.on_change == "restart":
+            raise ValueError('standby and on_change = "restart" are two answers to one question: drop one')
+        return self
 
     @field_validator("costs", mode="before")
     @classmethod

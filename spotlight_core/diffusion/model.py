@@ -45,6 +45,10 @@ class DiffusionModel(Protocol):
     """The policy: parameters that require gradients are trained and published, the others are frozen."""
     latent_shape_SC: tuple[int, int]
 
+    def modules(self) -> Sequence[nn.Module]:
+        """All that has weights, the transformer among it."""
+        ...
+
     def encode(self, prompts: Sequence[str]) -> TextEmbeddings:
         """Text embeddings of the prompts; each prompt goes through the text encoders once in a run."""
         ...

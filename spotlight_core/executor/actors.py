@@ -97,6 +97,7 @@ class DenoiseActor:
         from spotlight_core.diffusion.engine import DenoiseEngine
         from spotlight_core.diffusion.models import build_model
         from spotlight_core.weights.copy import NodeWeights
+        from spotlight_core.weights.sleep import SleepingModules
         from spotlight_core.weights.store import WeightStore
 
         torch.set_num_threads(config.services.torch_threads)
@@ -106,6 +107,7 @@ class DenoiseActor:
             config.rng_seed,
             record_means=config.loss.type == "grpo_guard",
         )
+        self._sleeping = SleepingModules(self._engine.model.modules())
         store_of_weights = WeightStore(setup.weights)
         self._weights = (
             store_of_weights
@@ -145,6 +147,10 @@ class DenoiseActor:
             SpotlightError: the version's file is missing or damaged.
         """
         return self._denoiser.submit(self._load, policy).result()
+
+    def sleep(self) -> None:
+        """Let the weights go until there is work, or a version to load; behind what runs now."""
+        self._denoiser.submit(self._sleeping.sleep).result()
 
     def generate(self, start: Start, after: str | None = None) -> Iterator[Message]:
         """Denoise a request from the start or from its commit; its messages as they come.
@@ -252,6 +258,7 @@ class DenoiseActor:
         from spotlight_core.diffusion.policy import load_policy_weights, policy_weights
         from spotlight_core.weights.digest import weights_digest
 
+        self._sleeping.wake()
         transformer = self._engine.model.transformer
         weights = self._weights.load(policy)
         load_policy_weights(transformer, weights)
@@ -283,6 +290,7 @@ class DenoiseActor:
         state = fetched.result()  # CancelledError when there is none
         if lease.abandoned:
             return None
+        self._sleeping.wake()
         communicator = None
         if start.group.degree > 1:
             from spotlight_core.diffusion.engine import Broken

@@ -49,6 +49,8 @@ SILENT_SECONDS = 60.0
 """Without an answer for this long a coordinator that still runs counts as gone."""
 RETRY_SECONDS = 0.2
 READY_SECONDS = 600.0
+ALONE_SECONDS = 300.0  # as long as a request may take to let go
+ALONE_POLL_SECONDS = 0.02
 CLOSE_ANSWER_SECONDS = 5.0
 CLOSE_SECONDS = 90.0
 """More than an orderly end takes: a start that is under way, then every node's grace."""
@@ -176,6 +178,24 @@ class CoordinatorClient:
                 return
             self._closed.wait(RETRY_SECONDS)
         raise FleetError(f"no nodes came up in {READY_SECONDS:g} s", "see logs/coordinator.log of the run")
+
+    def wait_alone(self, iteration: int) -> None:
+        """Until training has the reserved GPUs to itself in this iteration, whose phase has been told.
+
+        Raises:
+            SpotlightError: their ranks did not let go of them, or the coordinator is gone.
+        """
+        deadline = time.monotonic() + ALONE_SECONDS
+        while time.monotonic() < deadline:
+            if self._failure is not None:
+                raise self._failure
+            if self.status().trainer_alone == iteration:
+                return
+            self._closed.wait(ALONE_POLL_SECONDS)
+        raise FleetError(
+            f"ranks of reserved nodes hold their GPUs {ALONE_SECONDS:g} s after training began",
+            "see logs/coordinator.log of the run, or set elastic.sleep = false",
+        )
 
     def status(self) -> Status:
         """How the coordinator is; what failed there is kept as ``failure``."""

@@ -53,10 +53,18 @@ class Began:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
-    """The node will be taken back in ``seconds_left``; ``source`` says who told."""
+    """The node, or some GPUs of it (``ranks``), will be taken back; ``source`` says who told."""
 
     seconds_left: float
     source: str = "trace"
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksBack:
+    """GPUs of a node that were taken away are there again."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.config.fleet import NoNoticesConfig, NoticesConfig
 from spotlight_core.executor.actors import DenoiseActor, kill_own_node
 from spotlight_core.executor.cluster import SHARE, node_resource
-from spotlight_core.executor.messages import NodeSetup, Noticed
+from spotlight_core.executor.messages import NodeSetup, Noticed, RanksBack
 from spotlight_core.executor.node_log import NodeLife, NodeLog, keep_warnings
 from spotlight_core.executor.store import RayStore
 from spotlight_core.parallel.rendezvous import NodeRendezvous
@@ -109,7 +109,7 @@ class NodeScheduler:
         # Its rank is past those that are paid for, until it takes the place of one of them.
         self._standby = spawn(setup, setup.gpus, 0) if elastic.standby else None
         self._stopping = threading.Event()
-        self._news: list[Noticed] = []
+        self._news: list[Noticed | RanksBack] = []
         self._told = threading.Condition()
         self._lease_seconds = fleet.node_lease_seconds
         self._heard_at: float | None = None
@@ -152,7 +152,7 @@ class NodeScheduler:
             self._die()
         self._heard_at = time.monotonic()
 
-    def news(self, after: int) -> list[Noticed]:
+    def news(self, after: int) -> list[Noticed | RanksBack]:
         """What the provider has told, from number ``after`` on; waits a while when there is nothing."""
         with self._told:
             self._told.wait_for(
@@ -202,14 +202,22 @@ class NodeScheduler:
                 signal.signal(signal.SIGTERM, lambda *_: terminated())
         threading.Thread(
             target=watch,
-            args=(self._watcher, notices.poll_seconds, self._noticed, self._stopping),
+            args=(self._watcher, notices.poll_seconds, self, self._stopping),
             name="notices",
             daemon=True,
         ).start()
 
-    def _noticed(self, seconds_left: float, source: str) -> None:
+    def noticed(self, seconds_left: float, source: str, ranks: tuple[int, ...]) -> None:
+        """The provider will take the node, or these GPUs of it."""
+        self._tell(Noticed(seconds_left=seconds_left, source=source, ranks=ranks))
+
+    def returned(self, ranks: tuple[int, ...]) -> None:
+        """The provider has given these GPUs back."""
+        self._tell(RanksBack(ranks=ranks))
+
+    def _tell(self, news: Noticed | RanksBack) -> None:
         with self._told:
-            self._news.append(Noticed(seconds_left=seconds_left, source=source))
+            self._news.append(news)
             self._told.notify_all()
 
     def _expired(self) -> bool:

@@ -11,7 +11,7 @@ All of it runs on the executor's loop.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import ray
@@ -26,6 +26,7 @@ from spotlight_core.events import (
     Notice,
     RankCause,
     RankLost,
+    RankNotice,
     RankReady,
     Start,
 )
@@ -33,7 +34,7 @@ from spotlight_core.executor.cluster import RayCluster
 from spotlight_core.executor.groups import HELD
 from spotlight_core.executor.inbox import Inbox
 from spotlight_core.executor.loop import LoopThread
-from spotlight_core.executor.messages import HeldState
+from spotlight_core.executor.messages import HeldState, RanksBack
 from spotlight_core.executor.node_log import NodeLife, NodeLog
 from spotlight_core.executor.places import Cut, Node, Place
 from spotlight_core.executor.store import KeptStore
@@ -59,7 +60,9 @@ class Nodes:
         store: KeptStore,
         post: Callable[[Event], None],
         lease_seconds: float,
+        restart: bool = False,
     ) -> None:
+        """``restart``: when a rank of a node comes or goes, all its other processes are replaced as well."""
         self.known: dict[NodeKey, Node] = {}
         self._loop = loop
         self._cluster = cluster
@@ -68,6 +71,7 @@ class Nodes:
         self._store = store
         self._post = post
         self._lease_seconds = lease_seconds
+        self._restart = restart
 
     def join(self, life: NodeLife, scheduler: Any, actors: Iterable[Any]) -> None:
         places = {rank: Place(rank=rank, actor=actor) for rank, actor in enumerate(actors)}
@@ -94,6 +98,18 @@ class Nodes:
             self._post(Notice(node=key[0], incarnation=key[1], seconds_left=seconds_left, source=source))
             self._loop.spawn(asyncio.to_thread(self._cluster.drain, *key, seconds_left))
 
+    def give_rank_notice(
+        self, key: NodeKey, ranks: tuple[int, ...], seconds_left: float, source: str
+    ) -> None:
+        """Tell of a notice for some GPUs of a node; never before NodeJoined."""
+        if key in self.known:
+            node, incarnation = key
+            self._post(
+                RankNotice(
+                    node=node, incarnation=incarnation, ranks=ranks, seconds_left=seconds_left, source=source
+                )
+            )
+
     def lose(self, key: NodeKey, cause: str) -> None:
         """Once for each node: stop record, Lost, and then make sure that it is true."""
         node = self.known.pop(key, None)
@@ -118,22 +134,47 @@ class Nodes:
             return
         LOG.warning("%s rank %d died: %r", node.life.node, place.rank, error)
         await self._tell_of_rank(node, place.rank, cut, "died", type(error).__name__)
-        await self.respawn(node, place)
+        await asyncio.gather(self.respawn(node, place), self._restart_others(node, place))
 
     def release_rank(self, key: NodeKey, rank: int) -> None:
         """Let a rank's GPU go: its process ends, and the node's others go on."""
         node = self.known.get(key)
         place = None if node is None else node.places.get(rank)
         if node is not None and place is not None and place.actor is not None:
-            actor, place.actor = place.actor, None
-            self._loop.spawn(asyncio.to_thread(ray.kill, actor))
-            self._loop.spawn(self._tell_of_rank(node, rank, node.cut_by(rank), "revoked", ""))
+            self._loop.spawn(self._take(node, place, "revoked"))
+            self._loop.spawn(self._restart_others(node, place))
 
     def return_rank(self, key: NodeKey, rank: int) -> None:
         """A GPU that was taken is back."""
         node = self.known.get(key)
-        if node is not None and node.places[rank].actor is None:
-            self._loop.spawn(self.respawn(node, node.places[rank]))
+        place = None if node is None else node.places.get(rank)
+        if node is not None and place is not None and place.actor is None:
+            self._loop.spawn(self.respawn(node, place))
+            self._loop.spawn(self._restart_others(node, place))
+
+    def _take(self, node: Node, place: Place, cause: RankCause) -> Coroutine[Any, Any, None]:
+        """Take a rank's process off the books at once; what is returned ends it and tells of it."""
+        actor, place.actor = place.actor, None
+        place.last_lease = None
+        cut = node.cut_by(place.rank)
+
+        async def end() -> None:
+            await asyncio.to_thread(ray.kill, actor)
+            await self._tell_of_rank(node, place.rank, cut, cause, "")
+
+        return end()
+
+    async def _restart_others(self, node: Node, changed: Place) -> None:
+        """What regrouping spares a node: new processes for the ranks beside one that comes or goes."""
+        if not self._restart:
+            return
+
+        async def again(place: Place) -> None:
+            if place.actor is not None:
+                await self._take(node, place, "restarted")
+                await self.respawn(node, place)
+
+        await asyncio.gather(*(again(place) for place in node.places.values() if place is not changed))
 
     async def respawn(self, node: Node, place: Place) -> None:
         """Give a rank another process, and tell when it is there."""
@@ -234,8 +275,14 @@ class Nodes:
                 self._scheduler_failed(node, error)
                 return
             heard += len(news)
-            for notice in news:
-                self.give_notice(node.key, notice.seconds_left, notice.source)
+            for told in news:
+                if isinstance(told, RanksBack):
+                    for rank in told.ranks:
+                        self.return_rank(node.key, rank)
+                elif told.ranks:
+                    self.give_rank_notice(node.key, told.ranks, told.seconds_left, told.source)
+                else:
+                    self.give_notice(node.key, told.seconds_left, told.source)
 
     async def _watch_actor(self, node: Node, place: Place, actor: Any) -> None:
         try:

@@ -18,18 +18,19 @@ from spotlight_core.config import FleetConfig, RunConfig
 from spotlight_core.events import (
     Abandon,
     Acquire,
+    Asleep,
     Command,
     Drain,
     Event,
     Load,
     LoadFailed,
     NodeKey,
-    RankNotice,
     Regroup,
     Regrouped,
     Release,
     ReleaseRank,
     Settle,
+    Sleep,
     Start,
     WeightsLoaded,
     Yield,
@@ -73,6 +74,7 @@ class RayExecutor:
             store=self.store,
             post=self._post,
             lease_seconds=config.fleet.node_lease_seconds,
+            restart=config.elastic.on_change == "restart",
         )
         self._streams = Streams(
             loop=self._loop, nodes=self._nodes, results=self.results, store=self.store, post=self._post
@@ -104,9 +106,8 @@ class RayExecutor:
     def give_rank_notice(
         self, node: str, incarnation: int, ranks: tuple[int, ...], seconds_left: float
     ) -> None:
-        """Tell the inbox that some GPUs of a node will be taken back."""
-        notice = RankNotice(node=node, incarnation=incarnation, ranks=ranks, seconds_left=seconds_left)
-        self._loop.call(self._post, notice)
+        """Tell the inbox that some GPUs of a node will be taken back, unless it is gone."""
+        self._loop.call(self._nodes.give_rank_notice, (node, incarnation), ranks, seconds_left, "trace")
 
     def return_rank(self, node: str, incarnation: int, rank: int) -> None:
         """A GPU that was taken from a node is back: it gets a process, and then takes part again."""
@@ -149,6 +150,8 @@ class RayExecutor:
                 self._regroup(command)
             case ReleaseRank():
                 self._nodes.release_rank((command.node, command.incarnation), command.rank)
+            case Sleep():
+                self._loop.spawn(self._sleep((command.node, command.incarnation)))
             case Start() | Yield() | Abandon() | Load():
                 self._to_group(command)
             case _:
@@ -189,6 +192,14 @@ class RayExecutor:
                 groups=command.groups,
             )
         )
+
+    async def _sleep(self, key: NodeKey) -> None:
+        """Answered for whoever is gone by then as well: it has nothing on its GPU."""
+        node = self._nodes.known.get(key)
+        if node is not None:
+            there = [place for place in node.places.values() if place.actor is not None]
+            await asyncio.gather(*(self._order(node, place, "sleep") for place in there))
+            self._post(Asleep(node=key[0], incarnation=key[1]))
 
     async def _order(self, node: Node, place: Place, method: str, *arguments: Any) -> None:
         actor = place.actor

@@ -171,6 +171,7 @@ class Service:
             failure=None if failure is None else Told.of(failure),
             phase=self._phase,
             iteration=self._iteration,
+            trainer_alone=None if gauges.queue is None else gauges.queue.trainer_alone,
             requests=gauges.requests(),
             nodes=gauges.nodes(),
         )

@@ -81,6 +81,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How the coordinator is.
 
     ``ready``: the first nodes are there.  ``requests`` and ``nodes``: how many, by state.
+    ``trainer_alone``: the iteration whose training has the reserved GPUs to itself.
     """
 
     epoch: int
@@ -90,6 +91,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failure: Told | None
     phase: str
     iteration: int
+    trainer_alone: int | None
     requests: dict[str, int]
     nodes: dict[str, int]
 

@@ -161,6 +161,8 @@ def cost_model(records: Iterable[Record], *, train_seconds: float, score_seconds
         launch_seconds=middle("launch"),
         load_seconds=middle("load"),
         copy_seconds=middle("copy"),
+        sleep_seconds=middle("sleep"),
+        wake_seconds=middle("wake"),
         publish_seconds=middle("publish"),
         regroup_seconds=middle("regroup"),
         reshard_seconds=middle("reshard"),

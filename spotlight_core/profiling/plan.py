@@ -21,7 +21,7 @@ class ProfilePlan:
     def records(self) -> int:
         """How many records the first rank gives."""
         requests = len(self.degrees) * len(self.rows) + len(self.rows)  # those of reused steps as well
-        return (requests + 1 + (max(self.degrees) > 1)) * self.repeats + 1
+        return (requests + 2 + (max(self.degrees) > 1)) * self.repeats + 1
 
     def write(self, folder: Path) -> None:
         (folder / _FILE).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")

@@ -30,6 +30,7 @@ from spotlight_core.parallel.reshard import hand_over
 from spotlight_core.profiling.plan import ProfilePlan
 from spotlight_core.types import Fidelity, GenerationRequest, PolicyVersion, Prompt
 from spotlight_core.weights.copy import NodeWeights
+from spotlight_core.weights.sleep import SleepingModules
 from spotlight_core.weights.store import WeightStore
 
 POLICY = PolicyVersion(label="old", number=0, digest="")
@@ -71,6 +72,7 @@ class Rank:
                 for _ in range(self._plan.repeats):
                     self._measure_reused_steps(rows)
             self._measure_weights()
+            self._measure_sleep()
             self._say({"tokens": self._model.latent_shape_SC[0]})
 
     def _measure_steps(self, degree: int, rows: int) -> None:
@@ -139,6 +141,16 @@ class Rank:
                 load_policy_weights(transformer, copies.load(policy))
                 copied = time.perf_counter()
                 self._say({"publish": published - began, "load": loaded - published, "copy": copied - there})
+
+    def _measure_sleep(self) -> None:
+        """The model's weights off the GPU, and back."""
+        sleeping = SleepingModules(self._model.modules())
+        for _ in range(self._plan.repeats):
+            began = time.perf_counter()
+            sleeping.sleep()
+            asleep = time.perf_counter()
+            sleeping.wake()
+            self._say({"sleep": asleep - began, "wake": time.perf_counter() - asleep})
 
     def _communicator(self, degree: int) -> Communicator:
         ranks = tuple(range(degree))

@@ -31,6 +31,7 @@ class SchedulingRules:
     ``max_node_failures``: failures in a row after which a node is let go.
     ``nodes_seconds``: how long requests wait for any node at all.
     ``prefetch``: hand a group its next request while it denoises the one before.
+    ``sleep``: reserved nodes hold no weights while training runs.
     """
 
     lease_seconds: float
@@ -38,9 +39,10 @@ class SchedulingRules:
     max_node_failures: int = 3
     nodes_seconds: float = 600.0
     prefetch: bool = True
+    sleep: bool = False
 
     @classmethod
-    def of(cls, config: FleetConfig) -> "SchedulingRules":
+    def of(cls, config: FleetConfig, *, sleep: bool = False) -> "SchedulingRules":
         """The limits that a recipe's ``[fleet]`` sets."""
         return cls(
             lease_seconds=config.lease_seconds,
@@ -48,6 +50,7 @@ class SchedulingRules:
             max_node_failures=config.max_node_failures,
             nodes_seconds=config.nodes_seconds,
             prefetch=config.prefetch,
+            sleep=sleep,
         )
 
 
@@ -207,6 +210,7 @@ class QueueSnapshot:
 
     ``pending`` by kind.  ``in_flight`` are leases that run, ``queued`` those behind them.  A group that
     is lost has no process, or was silent for too long; groups of draining nodes count as what they do.
+    ``trainer_alone``: the iteration whose training has the reserved GPUs to itself.
     """
 
     pending: Mapping[str, int]
@@ -217,4 +221,5 @@ class QueueSnapshot:
     groups_loading: int
     groups_lost: int
     nodes_draining: int
+    trainer_alone: int | None
     counters: Mapping[str, int]

@@ -76,7 +76,7 @@ class Regrouping:
         node = self._groups.nodes.get((event.node, event.incarnation))
         if node is None or event.rank not in node.there:
             return
-        taken = event.cause == "revoked" or event.rank in node.noticed_ranks
+        taken = event.cause in ("revoked", "restarted") or event.rank in node.noticed_ranks
         node.there.remove(event.rank)
         node.noticed_ranks.pop(event.rank, None)
         group = node.group_of(event.rank)
@@ -93,9 +93,8 @@ class Regrouping:
         self._departures.release_if_empty(node, commands)
         self._changed(node, event, commands)
 
-    def rank_ready(self, event: RankReady, commands: list[Command]) -> None:
-        node = self._groups.nodes.get((event.node, event.incarnation))
-        if node is None or event.rank in node.there:
+    def rank_ready(self, node: Node, event: RankReady, commands: list[Command]) -> None:
+        if event.rank in node.there:
             return
         node.shelves.pop(event.rank, None)
         node.there.append(event.rank)
@@ -254,6 +253,9 @@ class Regrouping:
             self._groups.unlist(group)
             node.shelves.update(dict.fromkeys(group.ref.ranks, group.loaded))
             del node.groups[group.ref.ranks]
+        # A rank alone whose process is gone is in none of them: it is grouped anew when it is back.
+        for ranks in [ranks for ranks, group in node.groups.items() if group.down and ranks not in wanted]:
+            del node.groups[ranks]
         node.regrouping = True
         node.generation += 1
         name, incarnation = node.key

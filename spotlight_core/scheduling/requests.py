@@ -7,7 +7,8 @@ arrival number, so a recorded event log replays to identical commands.
 
 What belongs together is in files of its own: ``queue`` (requests that wait), ``leases`` (lifetimes),
 ``groups`` (who is idle), ``assignment`` (who gets what), ``results`` (how leases end), ``departures``
-(how groups and nodes leave), ``regroup`` (how ranks form other groups).
+(how groups and nodes leave), ``regroup`` (how ranks form other groups), ``sleeping`` (who makes room for
+training).
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 from spotlight_core.elastic.layout import FixedDegree, NodeLayout
 from spotlight_core.events import (
     Alarm,
+    Asleep,
     Cancelled,
     Command,
     Committed,
@@ -49,6 +51,7 @@ from spotlight_core.scheduling.queue import Queue
 from spotlight_core.scheduling.records import Counters, Group, QueueSnapshot, SchedulingRules
 from spotlight_core.scheduling.regroup import Regrouping
 from spotlight_core.scheduling.results import Results
+from spotlight_core.scheduling.sleeping import Sleeping
 from spotlight_core.types import GenerationRequest
 
 
@@ -85,6 +88,7 @@ class RequestScheduler:
             self._departures,
             self._regrouping,
         )
+        self._sleeping = Sleeping(rules.sleep, self._groups)
         self._handlers = self._by_event()
         self._stranded: int | None = None  # the event since which requests have had no node
 
@@ -115,8 +119,9 @@ class RequestScheduler:
             LoadFailed: self._load_failed,
             RankNotice: regrouping.rank_noticed,
             RankLost: regrouping.rank_lost,
-            RankReady: regrouping.rank_ready,
+            RankReady: self._rank_ready,
             Regrouped: regrouping.regrouped,
+            Asleep: self._sleeping.asleep,
             PhaseChanged: self._phase_changed,
             Timer: self._timer,
         }
@@ -133,6 +138,7 @@ class RequestScheduler:
             groups_loading=sum(group.loading is not None for group in groups),
             groups_lost=sum(group.down for group in groups),
             nodes_draining=sum(node.draining for node in self._groups.nodes.values()),
+            trainer_alone=self._sleeping.trainer_alone,
             counters=asdict(self.counters),
         )
 
@@ -168,8 +174,15 @@ class RequestScheduler:
         if node is not None:
             for group in node.groups.values():
                 self._groups.relist(group)
+            self._sleeping.consider(node, commands)
             self._regrouping.consider(node, event, commands)
             self._assignment.assign(event, commands)
+
+    def _rank_ready(self, event: RankReady, commands: list[Command]) -> None:
+        node = self._groups.nodes.get((event.node, event.incarnation))
+        if node is not None:
+            self._sleeping.consider(node, commands)
+            self._regrouping.rank_ready(node, event, commands)
 
     def _noticed(self, event: Notice, commands: list[Command]) -> None:
         node = self._groups.nodes.get((event.node, event.incarnation))
@@ -183,6 +196,7 @@ class RequestScheduler:
             self._assignment.assign(event, commands)
 
     def _lost(self, event: Lost, commands: list[Command]) -> None:
+        self._sleeping.lost((event.node, event.incarnation))
         node = self._groups.remove((event.node, event.incarnation))
         if node is not None:
             for group in node.groups.values():
@@ -235,6 +249,7 @@ class RequestScheduler:
                 lease = group.running
                 if training and lease is not None and lease.entry.urgency != URGENCY["rollout"]:
                     self._departures.yield_(group, by, "training", commands)
+        self._sleeping.phase_changed(event, commands)
         self._assignment.assign(event, commands)
 
     def _take_back_what_may_not_run(self, group: Group, commands: list[Command]) -> None:

@@ -13,6 +13,7 @@ from spotlight_core.events import (
     Abandon,
     Acquire,
     Alarm,
+    Asleep,
     Cancelled,
     Command,
     Committed,
@@ -35,6 +36,7 @@ from spotlight_core.events import (
     ReleaseRank,
     SetTimer,
     Settle,
+    Sleep,
     SPGroup,
     Start,
     Started,
@@ -79,6 +81,8 @@ class SimExecutor:
         self._watchers: dict[tuple[str, int], ReplayWatcher] = {}
         self._incarnations: dict[str, int] = {}
         self._present: set[str] = set()
+        self._asleep: set[tuple[str, int]] = set()
+        self._formed: dict[tuple[str, int], set[tuple[tuple[int, ...], int]]] = {}
         self._seq = 0
 
     # -- the world ----------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ class SimExecutor:
             case Abandon():
                 self._drop(command.lease)
                 self.post(Failed(lease=command.lease, error="abandoned", fault="nobody"))
-            case Load() | Acquire() | Drain() | Release() | Regroup() | ReleaseRank():
+            case Load() | Acquire() | Drain() | Release() | Regroup() | ReleaseRank() | Sleep():
                 self._care(command)
             case SetTimer():
                 self.calendar.add(command.at, Timer(id=command.id))
@@ -179,12 +183,15 @@ class SimExecutor:
             case Alarm():
                 raise FleetError(command.detail, "the simulation stops here")
 
-    def _care(self, command: Load | Acquire | Drain | Release | Regroup | ReleaseRank) -> None:
+    def _care(self, command: Load | Acquire | Drain | Release | Regroup | ReleaseRank | Sleep) -> None:
         """What concerns a node and not a request."""
         match command:
+            case Load(group=group) if not self._is_formed(group):
+                pass  # as live: word of why is on the way
             case Load(group=group, policy=policy):
                 loaded = WeightsLoaded(group=group, policy=policy, digest=policy.digest)
-                self.calendar.add(self.calendar.now + self._costs.load_seconds, loaded)
+                seconds = self._costs.load_seconds + self._wake(group)
+                self.calendar.add(self.calendar.now + seconds, loaded)
             case Acquire():
                 self._join(command.node, command.pool, self.calendar.now, self._since.get(command.node))
             case Drain(node=node, incarnation=incarnation):
@@ -196,9 +203,31 @@ class SimExecutor:
                 regrouped = Regrouped(
                     node=node, incarnation=incarnation, generation=generation, groups=groups
                 )
+                before = dict(self._formed.get((node, incarnation), self._ungrouped()))
+                self._formed[node, incarnation] = {(ranks, before.get(ranks, generation)) for ranks in groups}
                 self.calendar.add(self.calendar.now + self._costs.regroup_seconds, regrouped)
             case ReleaseRank():
                 self.lose_rank(command.node, command.incarnation, command.rank, "revoked")
+            case Sleep(node=node, incarnation=incarnation):
+                self._asleep.add((node, incarnation))
+                asleep = Asleep(node=node, incarnation=incarnation)
+                self.calendar.add(self.calendar.now + self._costs.sleep_seconds, asleep)
+
+    def _ungrouped(self) -> set[tuple[tuple[int, ...], int]]:
+        """Ranks and generation of the groups that a node comes with."""
+        return {((rank,), 0) for rank in range(self._gpus_per_node)}
+
+    def _is_formed(self, group: SPGroup) -> bool:
+        formed = self._formed.get((group.node, group.incarnation), self._ungrouped())
+        return (group.ranks, group.generation) in formed
+
+    def _wake(self, group: SPGroup) -> float:
+        """Seconds until the group's ranks have their weights again, if its node sleeps."""
+        key = group.node, group.incarnation
+        if key not in self._asleep:
+            return 0.0
+        self._asleep.remove(key)
+        return self._costs.wake_seconds
 
     def _start(self, start: Start) -> None:
         running = Running(
@@ -211,7 +240,8 @@ class SimExecutor:
             self._queued[start.group] = running
         else:
             # One that was handed over early begins at once: its launch is over by then.
-            self._begin(running, self.calendar.now + self._costs.launch_seconds)
+            launched = self._costs.launch_seconds + self._wake(start.group)
+            self._begin(running, self.calendar.now + launched)
 
     def _begin(self, running: Running, at: float) -> None:
         running.begun = at

@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
+from spotlight_core.arrays import Arrays
 from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
@@ -37,14 +38,18 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 def run(rig: Rig, iteration: int, meanwhile: Callable[[], None] = lambda: None) -> None:
     """All requests end, and with what one rank alone makes of them."""
     requests = make_requests(rig.policy, iteration, REQUESTS, STEPS)
-    found = rig.run_arrays(requests, meanwhile)
+    check_results(rig, requests, rig.run_arrays(requests, meanwhile))
+
+
+def check_results(rig: Rig, requests: list[GenerationRequest], found: dict[str, Arrays]) -> None:
+    """Each request has one result: what one rank alone makes of it."""
     assert found.keys() == {request.id for request in requests}
     engine = DenoiseEngine(build_model(rig.config.model, "rollout"), rig.config.sampler, rig.config.rng_seed)
     for request in requests:
         check(engine, request, found[request.id])
 
 
-def check(engine: DenoiseEngine, request: GenerationRequest, arrays: dict[str, np.ndarray]) -> None:
+def check(engine: DenoiseEngine, request: GenerationRequest, arrays: Arrays) -> None:
     alone = engine.generate(request)
     assert isinstance(alone, Generated)
     assert np.abs(arrays["x0"] - alone.arrays["x0"]).max() < 1e-4 * max(1.0, np.abs(alone.arrays["x0"]).max())

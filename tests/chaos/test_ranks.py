@@ -53,7 +53,7 @@ class Market:
 
     def act(self) -> None:
         rank = self.draws.randrange(self.gpus)
-        match self.draws.choice(["notice", "died", "hung", "back", "back", "node"]):
+        match self.draws.choice(["notice", "died", "hung", "back", "back", "node", "restart"]):
             case "notice":
                 left = self.draws.choice([0.001, 0.01, 5.0])
                 self.executor.post(RankNotice(node="spot-0", incarnation=1, ranks=(rank,), seconds_left=left))
@@ -65,6 +65,13 @@ class Market:
                     self.away.add(rank)
                     later = self.executor.calendar.now + self.draws.choice([0.001, 0.02, 0.3])
                     self.executor.call_at(later, lambda: self.back(rank))
+            case "restart":
+                for one in range(self.gpus):
+                    if one not in self.away:
+                        self.executor.lose_rank("spot-0", 1, one, "restarted")
+                        self.away.add(one)
+                        later = self.executor.calendar.now + self.draws.choice([0.02, 0.3])
+                        self.executor.call_at(later, lambda one=one: self.back(one))
             case "back" if self.away:
                 self.back(self.draws.choice(sorted(self.away)))
             case "node" if self.draws.random() < 0.3:

@@ -22,6 +22,7 @@ RECORDS = [
     ),
     {"regroup": 0.001, "reshard": 0.003},
     {"publish": 0.5, "load": 0.25, "copy": 0.125},
+    {"sleep": 0.4, "wake": 0.2},
     {"reused": [0.003, 0.001, 0.002]},
     {"tokens": 8},
 ]
@@ -34,6 +35,7 @@ def test_records_become_medians_and_lines() -> None:
     assert (costs.tokens, costs.boot_seconds, costs.launch_seconds) == (8, 7.0, 0.003)
     assert (costs.publish_seconds, costs.load_seconds, costs.copy_seconds) == (0.5, 0.25, 0.125)
     assert costs.reused_step_seconds == 0.002
+    assert (costs.sleep_seconds, costs.wake_seconds) == (0.4, 0.2)
     assert (costs.regroup_seconds, costs.reshard_seconds) == (0.001, 0.003)
     assert (costs.train_seconds, costs.score_seconds_per_image) == (3.0, 0.01)
 

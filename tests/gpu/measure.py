@@ -134,7 +134,7 @@ def copy_rates(size: int) -> dict[str, float]:
 
 def sleep_times(stack: QwenImageTransformer2DModel) -> dict[str, float]:
     """Seconds to let a model's weights go and to have them back, and the GPU memory that this frees."""
-    sleeping = SleepingModules([stack], stack.parameters())
+    sleeping = SleepingModules([stack])
     before = torch.cuda.memory_allocated()
     began = time.perf_counter()
     sleeping.sleep()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from spotlight_core.config.model import FamilyConfig
 from spotlight_core.diffusion.model import TextEmbeddings
@@ -154,6 +155,9 @@ class DiffusersModel(ABC):
     @abstractmethod
     def _set_timesteps(self, denoise_steps: int) -> None:
         """Set the scheduler's timesteps as the stock pipeline does."""
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(part for part in self.pipeline.components.values() if isinstance(part, nn.Module))
 
     # -- shared -----------------------------------------------------------------------------------------
 

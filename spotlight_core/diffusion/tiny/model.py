@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from diffusers import QwenImageTransformer2DModel
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from spotlight_core.config.model import TinyModelConfig
 from spotlight_core.data.prompts import quoted_target
@@ -108,6 +109,9 @@ class TinyQwenImage:
         model = cls(build_transformer())
         model.load_weights(load_file(weights))
         return model
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self.transformer,)
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the transformer's weights in place; every key must match."""

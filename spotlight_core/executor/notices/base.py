@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ class NoticeWatcher(Protocol):
     """The word for it in the journal."""
     ranks: tuple[int, ...]
     """Of the last notice: the GPUs that will be taken away alone, or none for the whole node."""
+    sure: bool
+    """Of the last poll without a notice: it was peace that was heard, and not silence."""
 
     def poll(self) -> float | None:
         """Seconds left when there is a notice, else None.  May take about as long as ``poll_seconds``.
@@ -51,6 +53,7 @@ class Watcher:
 
     source = ""
     ranks: tuple[int, ...] = ()
+    sure: bool = True
 
     def acknowledge(self) -> None:
         pass
@@ -69,7 +72,7 @@ class EndpointWatcher(Watcher, ABC):
         try:
             return self._poll()
         finally:
-            self._endpoint.settle()
+            self.sure = not self._endpoint.settle()
 
     def close(self) -> None:
         self._endpoint.close()
@@ -79,26 +82,31 @@ class EndpointWatcher(Watcher, ABC):
         """Seconds left when there is a notice; what is wrong with the service is noted in the endpoint."""
 
 
-def watch(
-    watcher: NoticeWatcher,
-    seconds_between: float,
-    on_notice: Callable[[float, str], None],
-    stop: threading.Event,
-) -> None:
-    """Ask until ``stop`` is set; ``on_notice(seconds_left, source)`` once for a notice.
+class NoticeListener(Protocol):
+    """Who is told of notices."""
 
-    It is called again only for a deadline that is shorter by more than a second, or when it raised.
+    def noticed(self, seconds_left: float, source: str, ranks: tuple[int, ...]) -> None:
+        """The node, or these GPUs of it, will be taken away."""
+        ...
+
+    def returned(self, ranks: tuple[int, ...]) -> None:
+        """The notice of these GPUs is not there any more: they may be used again."""
+        ...
+
+
+def watch(
+    watcher: NoticeWatcher, seconds_between: float, listener: NoticeListener, stop: threading.Event
+) -> None:
+    """Ask until ``stop`` is set, and tell ``listener`` once of each notice.
+
+    It is told again only of a deadline that is shorter by more than a second, or when it raised.
     A question that took a while, as a long poll does, counts towards ``seconds_between``.
     """
-    told, fault = float("inf"), ""
+    told, fault = _Told(listener), ""
     while not stop.is_set():
         began = time.monotonic()
         try:
-            seconds_left = watcher.poll()
-            if seconds_left is not None and time.monotonic() + seconds_left < told - SHORTER_SECONDS:
-                deadline = time.monotonic() + seconds_left
-                on_notice(seconds_left, watcher.source)
-                told = deadline
+            told.hear(watcher, watcher.poll())
             fault = ""
         # A watcher that died would let the node be killed in the middle of its work.
         except Exception as error:
@@ -108,6 +116,39 @@ def watch(
                 log.exception("the %s watcher failed, and goes on", watcher.source)
             fault = repr(error)
         stop.wait(max(0.0, seconds_between - (time.monotonic() - began)))
+
+
+class _Told:
+    """What was passed on: the deadline of the whole node, and of GPUs that are taken away alone."""
+
+    def __init__(self, listener: NoticeListener) -> None:
+        self._listener = listener
+        self._node = float("inf")
+        self._ranks: dict[int, float] = {}
+
+    def hear(self, watcher: NoticeWatcher, seconds_left: float | None) -> None:
+        """Pass on what is new in an answer."""
+        if seconds_left is None:
+            if watcher.sure:
+                self._return(sorted(self._ranks))
+            return
+        by = time.monotonic() + seconds_left
+        if not watcher.ranks:
+            if by < self._node - SHORTER_SECONDS:
+                self._listener.noticed(seconds_left, watcher.source, ())
+                self._node = by
+            return
+        self._return([rank for rank in self._ranks if rank not in watcher.ranks])
+        new = [rank for rank in watcher.ranks if by < self._ranks.get(rank, float("inf")) - SHORTER_SECONDS]
+        if new:
+            self._listener.noticed(seconds_left, watcher.source, tuple(new))
+            self._ranks.update(dict.fromkeys(new, by))
+
+    def _return(self, ranks: Sequence[int]) -> None:
+        if ranks:
+            self._listener.returned(tuple(ranks))
+            for rank in ranks:
+                del self._ranks[rank]
 
 
 class Answer:
@@ -185,13 +226,14 @@ class Endpoint:
         """Something is wrong with the service."""
         self._found = self._found or what
 
-    def settle(self) -> None:
-        """Log trouble when it begins and when it is over, and not each time in between."""
+    def settle(self) -> bool:
+        """Whether there is trouble; it is logged when it begins and when it is over."""
         if self._found and not self._trouble:
             log.warning("%s at %s %s; it is asked again", self._name, self._place(), self._found)
         elif self._trouble and not self._found:
             log.info("%s at %s answers again", self._name, self._place())
         self._trouble, self._found = self._found, ""
+        return bool(self._trouble)
 
     def close(self) -> None:
         self._client.close()

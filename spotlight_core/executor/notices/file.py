@@ -25,9 +25,10 @@ class FileWatcher(Watcher):
             with self._path.open("rb") as file:
                 body = file.read(LONGEST_ANSWER_BYTES)
         except FileNotFoundError:
-            self._trouble = ""
+            self._trouble, self.sure = "", True
             return None
         except OSError as error:
+            self.sure = False
             self._say(f"cannot be read ({error.strerror}), and is no notice")
             return None
         seconds = seconds_from(body, self._grace_seconds)

@@ -55,6 +55,21 @@ def test_a_request_gives_what_the_engine_gives(tmp_path: Path, weights: Path, ex
     check_finished(messages[-1], expected)
 
 
+def test_a_sleeper_holds_no_weights_until_work_comes(tmp_path: Path, weights: Path, expected: str) -> None:
+    actor, _ = make_actor(tmp_path, weights)
+    actor.sleep()
+    assert sum(parameter.numel() for parameter in actor._engine.model.transformer.parameters()) == 0
+    check_finished(run(actor, "a")[-1], expected)
+
+
+def test_a_sleeper_loads_a_version(tmp_path: Path, weights: Path) -> None:
+    actor, _ = make_actor(tmp_path, weights)
+    torch.manual_seed(1)
+    policy = WeightStore(tmp_path / "published").publish("old", 1, build_transformer().state_dict())
+    actor.sleep()
+    assert actor.load(policy) == policy.digest
+
+
 def test_a_notice_waits_for_its_yield_and_commits_there(tmp_path: Path, weights: Path, expected: str) -> None:
     actor, _ = make_actor(tmp_path, weights, points=(point("notice", 3, 60.0),))
     stream = actor.generate(start("a"))

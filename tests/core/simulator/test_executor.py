@@ -1,9 +1,11 @@
 """The simulated executor's own arithmetic and its dealings with leases."""
 
+import dataclasses
+
 import pytest
 
 from spotlight_core.errors import FleetError
-from spotlight_core.events import Alarm, Finished, Settle, Start
+from spotlight_core.events import Alarm, Asleep, Finished, Settle, Start
 from spotlight_core.scheduling.records import SchedulingRules
 from spotlight_core.scheduling.requests import RequestScheduler
 from spotlight_core.simulator.executor import SimExecutor
@@ -72,3 +74,21 @@ def test_a_run_that_can_never_go_on_says_so_and_an_alarm_stops_it() -> None:
         run_in_virtual_time(client(), scheduler, executor, lambda word: None)
     with pytest.raises(FleetError, match="two results differ"):
         executor.execute(Alarm(detail="two results differ"))
+
+
+def test_a_node_that_slept_takes_its_weights_back_first() -> None:
+    costs = dataclasses.replace(COSTS, sleep_seconds=0.3, wake_seconds=0.2)
+    executor = SimExecutor(costs)
+    executor.join("reserved-0", "reserved")
+    words: list[object] = []
+
+    async def client() -> None:
+        executor.change_phase("train", 0)
+        executor.call_at(1.0, lambda: executor.change_phase("rollout", 1))
+        for name in ("a", "b"):
+            await executor.submit([request(name)]).occasions[request(name).id]
+
+    rules = SchedulingRules(lease_seconds=60, max_attempts=3, nodes_seconds=60, sleep=True)
+    run_in_virtual_time(client(), RequestScheduler(rules), executor, words.append)
+    assert [word.at for word in words if isinstance(word, Asleep)] == [pytest.approx(0.5 + 0.3)]
+    assert executor.calendar.now == pytest.approx(1.0 + 0.2 + 0.02 + 2 * (0.001 + 5 * 0.004))

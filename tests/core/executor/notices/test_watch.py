@@ -44,18 +44,38 @@ class Scripted(Watcher):
         return None if polled is None else self._began + polled - time.monotonic()
 
 
-def told(polled: list[Polled], on_notice: Callable[[int], None] = lambda number: None) -> list[int]:
+class Listener:
+    """Remembers what it was told; ``on_notice`` gets seconds left and source."""
+
+    def __init__(self, on_notice: Callable[[float, str], None] = lambda seconds_left, source: None) -> None:
+        self.calls: list[object] = []
+        self._on_notice = on_notice
+
+    def noticed(self, seconds_left: float, source: str, ranks: tuple[int, ...]) -> None:
+        seconds = int(round(seconds_left, -2))
+        self.calls.append((seconds, *ranks) if ranks else seconds)
+        self._on_notice(seconds_left, source)
+
+    def returned(self, ranks: tuple[int, ...]) -> None:
+        self.calls.append(("back", *ranks))
+
+
+class Deaf:
+    """Expects no word."""
+
+    def noticed(self, seconds_left: float, source: str, ranks: tuple[int, ...]) -> None:
+        raise AssertionError("nobody told")
+
+    def returned(self, ranks: tuple[int, ...]) -> None:
+        raise AssertionError("nobody told")
+
+
+def told(polled: list[Polled], on_notice: Callable[[int], None] = lambda number: None) -> list[object]:
     """The seconds left that were told, rounded; ``on_notice`` gets the number of the call."""
-    calls: list[int] = []
-
-    def listen(seconds_left: float, source: str) -> None:
-        assert source == "script"
-        calls.append(int(round(seconds_left, -2)))
-        on_notice(len(calls))
-
+    listener = Listener(lambda seconds_left, source: on_notice(len(listener.calls)))
     stop = threading.Event()
-    watch(Scripted(polled, stop), 0.0, listen, stop)
-    return calls
+    watch(Scripted(polled, stop), 0.0, listener, stop)
+    return listener.calls
 
 
 def test_peace_tells_nothing() -> None:
@@ -90,6 +110,40 @@ def test_a_notice_that_could_not_be_passed_on_is_told_again(caplog: pytest.LogCa
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
 
+def told_of_ranks(*polled: tuple[int, ...] | str) -> list[object]:
+    """What is told of polls that each name the GPUs to go, are ``peace``, or ``silence``."""
+
+    class Ranks(Scripted):
+        def poll(self) -> float | None:
+            self.sure = True
+            said = next(answers, None)
+            if isinstance(said, tuple):
+                self.ranks = said
+                return self._began + 1000.0 - time.monotonic()
+            self.sure = said == "peace"
+            if said is None:
+                self._stop.set()
+            return None
+
+    answers, listener, stop = iter(polled), Listener(), threading.Event()
+    watch(Ranks([], stop), 0.0, listener, stop)
+    return listener.calls
+
+
+def test_gpus_that_go_and_come_back_are_told_of_one_by_one() -> None:
+    assert told_of_ranks((1,), (1,), (1, 2), (2,), "peace", "peace", (2,)) == [
+        *((1000, 1), (1000, 2), ("back", 1), ("back", 2), (1000, 2)),
+    ]
+
+
+def test_silence_gives_no_gpu_back() -> None:
+    assert told_of_ranks((1,), "silence", "silence", (1,), "peace") == [(1000, 1), ("back", 1)]
+
+
+def test_a_notice_of_the_whole_node_gives_no_gpu_back() -> None:
+    assert told_of_ranks((1,), (), "silence") == [(1000, 1), 1000]
+
+
 def test_a_loop_that_waits_is_stopped_at_once() -> None:
     stop, polled = threading.Event(), threading.Event()
 
@@ -100,10 +154,7 @@ def test_a_loop_that_waits_is_stopped_at_once() -> None:
             polled.set()
             return None
 
-    def listen(seconds_left: float, source: str) -> None:
-        raise AssertionError("nobody told")
-
-    thread = threading.Thread(target=watch, args=(Peace(), 3600.0, listen, stop), daemon=True)
+    thread = threading.Thread(target=watch, args=(Peace(), 3600.0, Deaf(), stop), daemon=True)
     thread.start()
     assert polled.wait(60)
     stop.set()
@@ -131,7 +182,7 @@ def test_a_real_watcher_tells_a_recommendation_and_then_the_shorter_deadline() -
     with serving(lambda asked: answers.get(asked.path, Reply(status=404))) as server:
         watcher = build_watcher(config("aws", endpoint=server.url), "spot-1", 30.0)
         assert watcher is not None
-        watch(watcher, 0.001, listen, stop)
+        watch(watcher, 0.001, Listener(listen), stop)
         watcher.close()
     assert heard == [(120.0, "aws"), (45.0, "aws")]
 
@@ -150,10 +201,7 @@ def test_a_watcher_closed_while_it_asks_ends_its_loop_without_a_word(
             assert closed.wait(60)
             raise RuntimeError("the client has been closed")
 
-    def listen(seconds_left: float, source: str) -> None:
-        raise AssertionError("nobody told")
-
-    thread = threading.Thread(target=watch, args=(Closed(), 0.0, listen, stop), daemon=True)
+    thread = threading.Thread(target=watch, args=(Closed(), 0.0, Deaf(), stop), daemon=True)
     thread.start()
     assert entered.wait(60)
     stop.set()
