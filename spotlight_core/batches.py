@@ -12,7 +12,7 @@ from spotlight_core.data.sampler import GroupSampler
 from spotlight_core.exploration.decision_log import DecisionLog
 from spotlight_core.exploration.fidelity import reused_steps
 from spotlight_core.exploration.planner import Arm, ExplorationPlanner, build_planner
-from spotlight_core.exploration.selection import top_bottom
+from spotlight_core.exploration.selection import select_seeds
 from spotlight_core.types import (
     Batch,
     Decision,
@@ -196,7 +196,10 @@ class BatchPlanner:
         scores = tuple(sorted(explored.get(planned.prompt.occurrence, ()), key=lambda score: score.seed))
         if not scores:
             return planned
-        seeds = top_bottom(scores, self.config.data.seeds_per_prompt)
+        config = self.config.exploration
+        assert isinstance(config, FixedArmConfig)
+        key = ("selection", self.config.rng_seed, planned.prompt.occurrence)
+        seeds = select_seeds(config.selection, scores, self.config.data.seeds_per_prompt, key)
         return PlannedPrompt(prompt=planned.prompt, seeds=seeds, explored=scores)
 
 

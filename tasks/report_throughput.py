@@ -70,8 +70,11 @@ class Change:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long the node did less than half of what it did before and after, whichever is less."""
-        low = min(self.before, self.after) / 2
+        """How long the node did less than half of what it did before and after, whichever is less.
+
+        One that is not back by the end of what is shown is measured by what it did before.
+        """
+        low = min(self.before, self.after or self.before) / 2
         return BIN_SECONDS * sum(rate < low for rate in self.rates[_bins(BEFORE_SECONDS) :])
 
 
@@ -97,23 +100,22 @@ def changes(words: Iterable[Word]) -> tuple[Change, ...]:
     )
 
 
-def section(found: tuple[Change, ...], began: float) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChanges:
+    """The changes of a run that began at ``began``."""
+
+    run: str
+    began: float
+    found: tuple[Change, ...]
+
+
+def section(run: RunChanges, baseline: RunChanges | None = None) -> str:
     """The plot and a table of the changes; empty where there is none."""
-    if not found:
+    if not run.found:
         return ""
     label = "Denoise steps per second of a node around each change of its GPUs"
     place = f'class="plot" id="throughput" data-figure="throughput" role="img" aria-label="{label}"'
-    rows = [
-        [
-            duration(change.at - began),
-            esc(change.node),
-            "<br>".join(esc(said) for said in change.said),
-            f"{change.before:.1f}",
-            f"{change.after:.1f}",
-            f"{change.stalled_seconds:.1f} s",
-        ]
-        for change in found
-    ]
+    rows = _rows(run, "") + ([] if baseline is None else _rows(baseline, f"{baseline.run}: "))
     words = (
         "<p>Denoise steps per second in bins of 100 ms. Between two words about a request its steps are "
         "taken for evenly spread, so that short pauses may hide.</p>"
@@ -123,24 +125,23 @@ def section(found: tuple[Change, ...], began: float) -> str:
     return f"{title}{words}<div {place}></div>{table(head, rows)}"
 
 
-def figure(found: tuple[Change, ...]) -> Figure:
-    """A line for each change, the moment of the change at 0; the first ``MOST_CHANGES``."""
-    seconds = [
-        round((number + 0.5) * BIN_SECONDS - BEFORE_SECONDS, 3)
-        for number in range(_bins(BEFORE_SECONDS + AFTER_SECONDS))
+def _rows(run: RunChanges, prefix: str) -> list[list[str]]:
+    return [
+        [
+            duration(change.at - run.began),
+            esc(f"{prefix}{change.node}"),
+            "<br>".join(esc(said) for said in change.said),
+            f"{change.before:.1f}",
+            f"{change.after:.1f}",
+            f"{change.stalled_seconds:.1f} s",
+        ]
+        for change in run.found
     ]
-    lines = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"{number}. {change.node}: {change.said[0]}",
-            "x": seconds,
-            "y": [round(rate, 3) for rate in change.rates],
-            "line": {"color": COLORS[(number - 1) % len(COLORS)], "width": 2, "shape": "hvh"},
-            "hovertemplate": "%{x:.2f} s: %{y:.1f} steps/s<extra>%{fullData.name}</extra>",
-        }
-        for number, change in enumerate(found[:MOST_CHANGES], start=1)
-    ]
+
+
+def figure(run: RunChanges, baseline: RunChanges | None = None) -> Figure:
+    """A line for each change, the moment of the change at 0; the first ``MOST_CHANGES`` of each run."""
+    lines = _lines(run, "", "solid") + ([] if baseline is None else _lines(baseline, baseline.run, "dot"))
     return {
         "data": lines,
         "layout": base_layout(
@@ -149,6 +150,30 @@ def figure(found: tuple[Change, ...]) -> Figure:
             height=280,
         ),
     }
+
+
+def _lines(run: RunChanges, name: str, dash: str) -> list[Figure]:
+    seconds = [
+        round((number + 0.5) * BIN_SECONDS - BEFORE_SECONDS, 3)
+        for number in range(_bins(BEFORE_SECONDS + AFTER_SECONDS))
+    ]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{name} {number}. {change.node}: {change.said[0]}".strip(),
+            "x": seconds,
+            "y": [round(rate, 3) for rate in change.rates],
+            "line": {
+                "color": COLORS[(number - 1) % len(COLORS)],
+                "width": 2,
+                "shape": "hvh",
+                "dash": dash,
+            },
+            "hovertemplate": "%{x:.2f} s: %{y:.1f} steps/s<extra>%{fullData.name}</extra>",
+        }
+        for number, change in enumerate(run.found[:MOST_CHANGES], start=1)
+    ]
 
 
 def _stretches(words: Iterable[Word]) -> Iterator[Stretch]:

@@ -12,14 +12,16 @@ from tasks import report_preemptions, report_throughput
 from tasks import report_sections as sections
 from tasks.report_data import RunRecord, read_run
 from tasks.report_figures import contrast_figure, correlation_figure, score_figure
-from tasks.report_throughput import Change
+from tasks.report_throughput import RunChanges
 from tasks.report_timeline import closed_pause, every_segment, joined_segments, timeline_figure
 from tasks.run_folder import RunFolder
 
 PAGE = Path(__file__).parent / "report_page.html"
 
 
-def _figures(run: RunRecord, baseline: RunRecord | None, changes: tuple[Change, ...]) -> str:
+def _figures(
+    run: RunRecord, baseline: RunRecord | None, changes: RunChanges, others: RunChanges | None
+) -> str:
     figures = {
         "score_iterations": score_figure(run, "iterations", baseline),
         "score_usd": score_figure(run, "usd", baseline),
@@ -29,15 +31,19 @@ def _figures(run: RunRecord, baseline: RunRecord | None, changes: tuple[Change, 
         "correlation": correlation_figure(run),
         "preemptions": report_preemptions.preemptions_figure(run),
     }
-    if changes:
-        figures["throughput"] = report_throughput.figure(changes)
+    if changes.found:
+        figures["throughput"] = report_throughput.figure(changes, others)
     # A request's id or a file's name must not be able to end the script element.
     return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
+def _changes(run: RunRecord) -> RunChanges:
+    return RunChanges(run=run.name, began=run.began, found=report_throughput.changes(run.words))
+
+
 def _parts(run: RunRecord, baseline: RunRecord | None, folder: Path) -> dict[str, str]:
     began = datetime.fromtimestamp(run.began, tz=UTC).strftime("%Y-%m-%d %H:%M UTC") if run.began else "never"
-    changes = report_throughput.changes(run.words)
+    changes, others = _changes(run), None if baseline is None else _changes(baseline)
     preemptions = report_preemptions.section(run, report_preemptions.find_twins(folder))
     return {
         "title": sections.esc(f"{run.name} · Spotlight run"),
@@ -52,10 +58,10 @@ def _parts(run: RunRecord, baseline: RunRecord | None, folder: Path) -> dict[str
         "contrast": sections.contrast_words(run),
         "correlation": sections.correlation_words(run),
         "money": sections.money(run),
-        "preemptions": preemptions + report_throughput.section(changes, run.began),
+        "preemptions": preemptions + report_throughput.section(changes, others),
         "recipe": sections.recipe(run),
         "footer": f"Begun {began}. Made from the run folder's own files.",
-        "figures": _figures(run, baseline, changes),
+        "figures": _figures(run, baseline, changes, others),
         "plotly": get_plotlyjs(),
     }
 

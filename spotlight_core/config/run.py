@@ -6,11 +6,12 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from spotlight_core.config.elastic import ElasticConfig
+from spotlight_core.config.exploration import ExplorationConfig, FixedArmConfig, NoExplorationConfig
 from spotlight_core.config.fleet import FleetConfig
 from spotlight_core.config.learning import (
     AdvantageConfig,
@@ -41,29 +42,6 @@ class DataConfig(Section):
     """Prompts P of a batch."""
     seeds_per_prompt: int = Field(8, ge=2, le=4096)
     """Seeds K rolled out and trained for each prompt."""
-
-
-class NoExplorationConfig(Section):
-    type: Literal["none"] = "none"
-    """Plain seeds."""
-
-
-class FixedArmConfig(Section):
-    type: Literal["fixed_arm"]
-    """Explore the same number of seeds at the same effective steps every iteration."""
-    seeds_per_prompt: int = Field(32, ge=2, le=4096)
-    """Candidate seeds d explored for each prompt."""
-    effective_steps: int = Field(8, ge=1)
-    """Denoise steps computed per candidate; the others reuse the last velocity."""
-    seeds_per_request: int = Field(16, ge=1)
-    """Micro-batch of an exploration request."""
-    unexplored_prompts: int = Field(1, ge=0)
-    """Prompts of a batch that keep plain seeds, to measure what exploration brings."""
-    audit_every: int = Field(4, ge=0)
-    """Iterations between audits of the rank correlation; 0 for never."""
-
-
-ExplorationConfig = Annotated[NoExplorationConfig | FixedArmConfig, Field(discriminator="type")]
 
 
 class EvaluationConfig(Section):

@@ -208,6 +208,8 @@ class Nodes:
                 self.tell_held(start, held)
                 node.end(start.lease)
         await self._tell_last_commits(node, left)
+        for start in left:
+            node.end(start.lease)
         name, incarnation = node.key
         self._post(RankLost(node=name, incarnation=incarnation, rank=rank, cause=cause, error=error))
 

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 
 from spotlight_core.arrays import payload_digest
@@ -26,6 +28,8 @@ from spotlight_core.executor.results import Results
 from spotlight_core.executor.store import KeptStore
 
 LOG = logging.getLogger(__name__)
+
+LOSS_SECONDS = 8.0  # a hung rank is found, and its survivors heard, within this
 
 
 class Streams:
@@ -58,11 +62,14 @@ class Streams:
         place = members[0]
         actor = place.actor
         end = self._ends[start.lease] = asyncio.Event()
+        broke = False
         try:
             generate = actor.generate.options(num_returns="streaming", concurrency_group="denoise")
             ended = False
             async for message in generate.remote(start, after):
-                ended = await self._take(start, node, members, after, await message)
+                received: Message = await message
+                ended = await self._take(start, node, members, after, received)
+                broke = isinstance(received, HeldState) and received.broken
             if not ended:  # an abandoned lease says nothing more, and its group must not stay taken
                 self._drop(start, "abandoned")
         except RayTaskError as error:
@@ -73,11 +80,23 @@ class Streams:
             self._failed(start, error)
         finally:
             node.told.pop(start.lease, None)
-            if start.lease not in node.held:  # or it is over when the rank that is lost has been told
+            if broke:  # it is over when the rank that is lost has been told
+                self._loop.spawn(self._wait_for_loss(start, node, actor))
+            else:
                 node.end(start.lease)
             self._results.end(start.request.id, start.lease)
             del self._ends[start.lease]
             end.set()
+
+    async def _wait_for_loss(self, start: Start, node: Node, actor: Any) -> None:
+        """A group that broke lost a rank, of which there will be word.
+
+        If not, its leader has to go: what broke cannot be used again, and a loss has it formed anew.
+        """
+        await asyncio.sleep(LOSS_SECONDS)
+        if start.lease in node.leases:
+            LOG.warning("group %s of %s broke, and has lost nobody", start.group.ranks, start.group.node)
+            await asyncio.to_thread(ray.kill, actor)
 
     async def _take(
         self, start: Start, node: Node, members: Sequence[Place], after: str | None, message: Message

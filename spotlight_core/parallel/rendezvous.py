@@ -175,9 +175,14 @@ class NodeRendezvous:
                 ended = table.slot(rank) + ENDED
                 words[ended] = max(words[ended], generation)
 
-    def lose(self, rank: int) -> None:
-        """End the groups that a rank is in, and count its process as gone."""
-        self.end_generation(self.table.words[self.table.slot(rank) + GENERATION], (rank,))
+    def lose(self, rank: int, boots: int) -> None:
+        """Count a process of a rank, its ``boots``-th, as gone, and end the groups that it is in."""
+        words, slot = self.table.words, self.table.slot(rank)
+        with self._lock:
+            generation = words[slot + GENERATION]
+            words[slot + LOST] = max(words[slot + LOST], boots)
+            if words[slot + BOOTS] == boots:  # else these are the groups of the process after it
+                words[slot + ENDED] = max(words[slot + ENDED], generation)
 
     def step_done(self, seconds: float) -> None:
         """Say that this rank finished a denoise step; silence is judged by how long they take."""

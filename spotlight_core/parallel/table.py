@@ -153,7 +153,9 @@ class NodeTable:
         """Make this process a rank's; generations that are known already are not open to a later one."""
         words, base = self.words, self.slot(rank)
         newest = self.newest_generation()
-        words[base + BOOTS] += 1  # first: whoever knew another process here learns that it is gone
+        words[base + PID] = 0  # or the process that is gone would be seen with what the next one shows
+        fence()
+        words[base + BOOTS] += 1  # whoever knew another process here learns that it is gone
         if words[base + BOOTS] > 1:
             words[base + LEFT_LOST] = 0
             words[base + LEFT] = newest
@@ -165,16 +167,20 @@ class NodeTable:
         words[base + PID] = pid
 
     def pulses(self) -> dict[int, Pulse]:
-        """What every occupied slot shows."""
+        """What every occupied slot shows; one that changes hands meanwhile is left out."""
         words, pulses = self.words, {}
         for rank in range(self.slots):
             base = self.slot(rank)
-            if words[base + PID]:
-                pulses[rank] = Pulse(
+            pid = words[base + PID]
+            if pid:
+                pulse = Pulse(
                     boots=words[base + BOOTS],
                     heartbeat=words[base + HEARTBEAT],
-                    alive=self.rank_lives(rank),
+                    alive=is_alive(pid, words[base + START]),
                     steps=words[base + STEPS],
                     step_seconds=words[base + STEP_MICROSECONDS] / 1e6,
                 )
+                fence()
+                if words[base + PID] == pid:
+                    pulses[rank] = pulse
         return pulses

@@ -27,8 +27,8 @@ class Watched(Protocol):
         """What the process of every rank shows, by rank."""
         ...
 
-    def lose(self, rank: int) -> None:
-        """End the groups that a rank is in, and count its process as gone."""
+    def lose(self, rank: int, boots: int) -> None:
+        """End the groups that a rank is in, and count this process of its as gone."""
         ...
 
 
@@ -109,8 +109,9 @@ class Watchdog:
 
     def step(self, now: float) -> None:
         """One look, at ``now`` seconds."""
-        for rank, verdict in self._silences.look(now, self._rendezvous.pulses()):
-            self._rendezvous.lose(rank)
+        pulses = self._rendezvous.pulses()
+        for rank, verdict in self._silences.look(now, pulses):
+            self._rendezvous.lose(rank, pulses[rank].boots)
             try:
                 self._tell[verdict](rank)
             except Exception:  # the other ranks still need their watchdog

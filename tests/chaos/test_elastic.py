@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import ray
 
 from spotlight_core.arrays import Arrays
 from spotlight_core.config.elastic import ElasticConfig
@@ -71,8 +73,6 @@ def rank_process(rig: Rig, rank: int) -> psutil.Process:
 
 
 def _ray_actors() -> list[dict[str, object]]:
-    import ray
-
     return list(ray.state.actors().values())  # type: ignore[attr-defined]
 
 
@@ -126,6 +126,19 @@ def test_a_member_that_dies_or_hangs_costs_a_step_at_most(rig: Rig, rank: int, h
     lost = [word for word in rig.words[since:] if isinstance(word, RankLost)]
     assert [word.rank for word in lost] == [rank]
     assert 2 in degrees(rig, since)
+
+
+def test_a_group_that_breaks_though_nobody_is_lost_is_formed_anew(rig: Rig) -> None:
+    both_work_together(rig)
+    since = len(rig.words)
+    scheduler = rig.executor._nodes.known[NODE, 1].scheduler
+    generation = rig.of_kind(Start)[-1].group.generation
+
+    def end_its_groups(owner: Any) -> None:
+        owner._rendezvous.end_generation(generation)
+
+    run(rig, 8, after_starts(rig, 3, lambda: ray.get(scheduler.__ray_call__.remote(end_its_groups))))
+    assert [word.cause for word in rig.words[since:] if isinstance(word, RankLost)] == ["died"]
 
 
 def test_afterwards_both_work_together_again(rig: Rig) -> None:

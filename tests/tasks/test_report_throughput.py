@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from spotlight_core import events as ev
-from tasks.report_throughput import AFTER_SECONDS, BEFORE_SECONDS, Change, changes, figure, section
+from tasks.report_throughput import (
+    AFTER_SECONDS,
+    BEFORE_SECONDS,
+    Change,
+    RunChanges,
+    changes,
+    figure,
+    section,
+)
 from tasks.reporting import write_report
 from tests.tasks.run_folders import BEGAN, request, write_run
 
@@ -64,6 +72,11 @@ def test_the_rates_are_those_before_and_after_and_the_pause_is_seen() -> None:
     assert change.stalled_seconds == pytest.approx(0.5)
 
 
+def test_a_node_that_is_not_back_in_time_stood_still_all_the_while() -> None:
+    (change,) = changes([*lease(PAIR, "1.1", 98.0, 100.0), ev.RankReady(**KEY, at=100.0, rank=1)])
+    assert change.stalled_seconds == pytest.approx(AFTER_SECONDS)
+
+
 def test_every_step_is_counted_once_whatever_the_bins() -> None:
     stretch = lease(PAIR, "1.1", 99.234, 101.071, last=7)
     (change,) = changes([*stretch, ev.RankReady(**KEY, at=100.0, rank=1)])
@@ -112,21 +125,35 @@ def test_words_that_come_together_are_one_change_and_later_ones_another() -> Non
     ]
 
 
+def of(*found: Change) -> RunChanges:
+    return RunChanges(run="run", began=40.0, found=found)
+
+
 def test_the_figure_has_a_line_for_each_change_with_the_change_at_0() -> None:
     found = changes(words())
-    (line,) = figure(found)["data"]
+    (line,) = figure(of(*found))["data"]
     assert line["name"] == "1. spot-0: rank 1 revoked"
     assert (line["x"][0], line["x"][20], line["x"][-1]) == (-1.95, 0.05, 7.95)
     assert line["y"] == [round(rate, 3) for rate in found[0].rates]
-    many = figure(tuple(Change(node="n", at=0.0, said=("s",), rates=(0.0,) * 100) for _ in range(40)))
+    many = figure(of(*[Change(node="n", at=0.0, said=("s",), rates=(0.0,) * 100)] * 40))
     assert len(many["data"]) == 12
 
 
 def test_the_table_says_how_long_it_was_felt() -> None:
-    said = section(changes(words()), began=40.0)
+    said = section(of(*changes(words())))
     assert "<td>10.0</td><td>5.0</td><td>0.5 s</td>" in re.sub(r"<td[^>]*>", "<td>", said)
     assert "rank 1 revoked<br>groups 0" in said
-    assert section((), began=40.0) == ""
+    assert section(of()) == ""
+
+
+def test_a_baselines_changes_are_dotted_beside_and_named() -> None:
+    found = changes(words())
+    other = RunChanges(run="restarting", began=20.0, found=found)
+    ours, theirs = figure(of(*found), other)["data"]
+    assert (ours["line"]["dash"], theirs["line"]["dash"]) == ("solid", "dot")
+    assert theirs["name"] == "restarting 1. spot-0: rank 1 revoked"
+    assert "<td>restarting: spot-0</td>" in section(of(*found), other)
+    assert section(of(), other) == ""
 
 
 def test_the_page_shows_it_only_where_gpus_came_or_went(tmp_path: Path) -> None:

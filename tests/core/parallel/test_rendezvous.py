@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from spotlight_core.errors import BadInputError
+from spotlight_core.parallel import table
 from spotlight_core.parallel.communicator import GroupBrokenError
 from spotlight_core.parallel.processes import is_alive, own_identity, start_ticks
 from spotlight_core.parallel.rendezvous import NodeRendezvous
 from spotlight_core.parallel.table import OWNER_NAMESPACE, NodeTable
+
+DEAD_PID = 2**22 + 1  # above any that Linux gives
 
 OWNER = """
 import sys, time
@@ -162,7 +165,7 @@ def test_an_ended_generation_is_refused_and_a_newer_one_is_not(
     with pytest.raises(GroupBrokenError):
         ranks[1].communicator((0, 1), 2)
     assert ranks[0].communicator((0, 1), 3).size == 2
-    node.lose(1)
+    node.lose(1, boots=1)
     with pytest.raises(GroupBrokenError, match="lost a member") as broken:
         ranks[0].communicator((0, 1), 3).broadcast(torch.zeros(1), 0)
     assert broken.value.lost == (1,)
@@ -172,6 +175,37 @@ def test_an_ended_generation_is_refused_and_a_newer_one_is_not(
     alone.abort()
     with pytest.raises(GroupBrokenError):
         alone.broadcast(torch.ones(2), 0)
+
+
+def test_a_loss_that_is_noticed_late_does_not_count_for_the_next_process(node: NodeRendezvous) -> None:
+    first = NodeRendezvous.join(node.path, 0)
+    NodeRendezvous.join(node.path, 1)
+    node.table.words[node.table.slot(0) + table.PID] = DEAD_PID
+    before = node.pulses()[0]
+    assert not before.alive
+    second = NodeRendezvous.join(node.path, 0)
+    node.lose(0, before.boots)  # found in the pulses of before
+    assert second.communicator((0, 1), 1).size == 2
+    first._closed.set()
+
+
+def test_a_slot_that_changes_hands_is_never_a_dead_process_under_the_next_ones_number(
+    node: NodeRendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = NodeRendezvous.join(node.path, 0)
+    node.table.words[node.table.slot(0) + table.PID] = DEAD_PID
+    seen = []
+
+    def look() -> tuple[int, int]:
+        seen.append(node.pulses())
+        return own_identity()
+
+    monkeypatch.setattr(table, "own_identity", look)  # between the words that the next process writes
+    second = NodeRendezvous.join(node.path, 0)
+    assert seen == [{}]
+    assert node.pulses()[0].alive
+    second.close()
+    first._closed.set()
 
 
 def test_only_the_owner_ends_a_generation_and_only_ranks_form_groups(

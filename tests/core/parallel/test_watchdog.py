@@ -63,7 +63,8 @@ class FakeNode:
     def pulses(self) -> dict[int, Pulse]:
         return self.shown
 
-    def lose(self, rank: int) -> None:
+    def lose(self, rank: int, boots: int) -> None:
+        assert boots == self.shown[rank].boots
         self.lost.append(rank)
 
 
