@@ -5,6 +5,7 @@ Numbers that follow from the recipe stand as they are; estimates carry a ``~``.
 
 from spotlight_core.batches import BatchPlanner
 from spotlight_core.config import (
+    BanditConfig,
     DiffusersModelConfig,
     FamilyConfig,
     FixedArmConfig,
@@ -37,6 +38,7 @@ from spotlight_core.estimates.resources import (
     work_of,
 )
 from spotlight_core.estimates.sizes import model_size
+from spotlight_core.exploration.planner import arms_of
 from spotlight_core.types import PolicyVersion, PromptRow
 from spotlight_core.windows import sde_window
 from tasks.run_folder import RunFolder
@@ -95,6 +97,15 @@ def _batch_rows(config: RunConfig) -> dict[str, str]:
     if isinstance(config.exploration, FixedArmConfig):
         arm = config.exploration
         exploration = f"{arm.seeds_per_prompt} seeds a prompt at {arm.effective_steps} effective steps"
+    elif isinstance(config.exploration, BanditConfig):
+        arms = arms_of(config.exploration, data.seeds_per_prompt, config.sampler.denoise_steps)
+        seeds, steps = (
+            {getattr(arm, what) for arm in arms} for what in ("seeds_per_prompt", "effective_steps")
+        )
+        exploration = (
+            f"{config.exploration.type} over {len(arms)} arms: {min(seeds)} to {max(seeds)} seeds a prompt at "
+            f"{min(steps)} to {max(steps)} effective steps, as training leaves time for"
+        )
     return {
         "batch": f"{data.prompts_per_iteration} prompts × {data.seeds_per_prompt} seeds, "
         f"{config.sampler.denoise_steps} denoise steps",

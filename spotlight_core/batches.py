@@ -7,11 +7,12 @@ ones submit the very same requests and take the very same decisions.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spotlight_core.config import FixedArmConfig, RunConfig
+from spotlight_core.config import BanditConfig, FixedArmConfig, NoExplorationConfig, RunConfig
 from spotlight_core.data.sampler import GroupSampler
+from spotlight_core.exploration.arms import Arm
 from spotlight_core.exploration.decision_log import DecisionLog
 from spotlight_core.exploration.fidelity import reused_steps
-from spotlight_core.exploration.planner import Arm, ExplorationPlanner, build_planner
+from spotlight_core.exploration.planner import ExplorationPlanner, Supply, build_planner
 from spotlight_core.exploration.selection import select_seeds
 from spotlight_core.types import (
     Batch,
@@ -45,7 +46,7 @@ class BatchPlanner:
     explorer: ExplorationPlanner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "explorer", build_planner(self.config.exploration))
+        object.__setattr__(self, "explorer", build_planner(self.config))
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -99,19 +100,23 @@ class BatchPlanner:
                 ]
         return tuple(requests)
 
-    def explore(self, upcoming: Batch, policy: PolicyVersion) -> tuple[GenerationRequest, ...]:
-        """Candidate seeds of every prompt but the unexplored ones, in micro-batches.
+    def explore(
+        self, upcoming: Batch, policy: PolicyVersion, supply: Supply | None = None
+    ) -> tuple[GenerationRequest, ...]:
+        """Candidate seeds of all prompts but the unexplored ones, in micro-batches; how many is decided here.
 
-        None for a batch that comes after the run's last iteration.
+        None for a batch that comes after the run's last iteration.  ``supply``: what may be counted on.
         """
+        config = self.config.exploration
         if upcoming.iteration >= self.config.iterations or self.log is not None:
             return ()
-        arm, config = self.arm(upcoming.iteration), self.config.exploration
-        if arm is None or not isinstance(config, FixedArmConfig):
+        if isinstance(config, NoExplorationConfig):
             return ()
-        steps = self.config.sampler.denoise_steps
-        reused = reused_steps(steps, arm.effective_steps)
         explored = upcoming.prompts[: len(upcoming.prompts) - config.unexplored_prompts]
+        arm = self.explorer.decide(upcoming.iteration, len(explored), supply)
+        if arm is None:
+            return ()
+        reused = reused_steps(self.config.sampler.denoise_steps, arm.effective_steps)
         return tuple(
             self._request(
                 upcoming.iteration,
@@ -150,8 +155,14 @@ class BatchPlanner:
 
     # -- decisions ----------------------------------------------------------------------------------
 
+    @property
+    def explores_beside_training(self) -> bool:
+        exploration = self.config.exploration
+        return isinstance(exploration, NoExplorationConfig) or exploration.when == "beside_training"
+
     def arm(self, iteration: int) -> Arm | None:
-        return self.explorer.plan(iteration)
+        """What was decided for the batch of an iteration."""
+        return self.explorer.arm(iteration)
 
     def plain(self, iteration: int, position: int) -> Batch:
         """The batch at ``position`` with the first K seeds of each prompt."""
@@ -176,7 +187,7 @@ class BatchPlanner:
         config, arm = self.config.exploration, self.arm(upcoming.iteration)
         prompts = tuple(self._planned(planned, explored) for planned in upcoming.prompts)
         audit = None
-        if isinstance(config, FixedArmConfig) and config.audit_every:
+        if not isinstance(config, NoExplorationConfig) and config.audit_every:
             complete = [p for p in prompts if arm and len(p.explored) == arm.seeds_per_prompt]
             if complete and upcoming.iteration % config.audit_every == 0:
                 audit = complete[0].prompt.occurrence
@@ -197,7 +208,7 @@ class BatchPlanner:
         if not scores:
             return planned
         config = self.config.exploration
-        assert isinstance(config, FixedArmConfig)
+        assert isinstance(config, FixedArmConfig | BanditConfig)
         key = ("selection", self.config.rng_seed, planned.prompt.occurrence)
         seeds = select_seeds(config.selection, scores, self.config.data.seeds_per_prompt, key)
         return PlannedPrompt(prompt=planned.prompt, seeds=seeds, explored=scores)

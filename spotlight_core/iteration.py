@@ -29,6 +29,11 @@ Explored = Mapping[str, tuple[SeedScore, ...]]
 class Phases(Protocol):
     """The phases of an iteration.  Each call starts the phase and returns what finishes it."""
 
+    @property
+    def explores_beside_training(self) -> bool:
+        """Whether exploration runs beside training, with the weights before it; else after it."""
+        ...
+
     def rollout(self, state: RunState) -> Any:
         """Denoise the batch under the published policy; a handle that ``reward`` consumes."""
         ...
@@ -42,7 +47,7 @@ class Phases(Protocol):
         ...
 
     def explore(self, upcoming: Batch, policy: PolicyVersion) -> Awaitable[Explored]:
-        """Score candidate seeds of the next batch with the present weights, beside training."""
+        """Score candidate seeds of the next batch with these weights."""
         ...
 
     def train(self, groups: tuple[TrajectoryGroup, ...]) -> Awaitable[Mapping[str, float]]:
@@ -68,11 +73,14 @@ async def iterate(phases: Phases, state: RunState) -> IterationReport:
     groups = await phases.reward(rollout)
 
     upcoming = phases.upcoming(state)
-    exploration = phases.explore(upcoming, state.policy)
+    beside = phases.explore(upcoming, state.policy) if phases.explores_beside_training else None
     metrics = await phases.train(groups)
-    batch, decision = phases.select(upcoming, await exploration)
+    explored = None if beside is None else await beside
 
     policy = await phases.publish(state.iteration + 1)
+    if explored is None:
+        explored = await phases.explore(upcoming, policy)
+    batch, decision = phases.select(upcoming, explored)
     evaluation = await phases.evaluate(state.iteration + 1)
     following = RunState(
         iteration=state.iteration + 1,

@@ -8,6 +8,7 @@ coordinator's scheduler.  What the phases measured of themselves is left in ``me
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -18,9 +19,11 @@ from prefect.cache_policies import NO_CACHE
 
 from spotlight_core.arrays import Arrays
 from spotlight_core.batches import BatchPlanner, explored_scores, trajectory_groups
+from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Phase
 from spotlight_core.executor.inbox import Clock
 from spotlight_core.executor.submission import Submission
+from spotlight_core.exploration.planner import Supply
 from spotlight_core.types import (
     Batch,
     Decision,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from spotlight_core.rewards.scorer import ScorerPool
     from spotlight_core.weights.store import WeightStore
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 TRAINED = ("x0", "x_TBSC", "logp_TB", "mean_TBSC")
 
@@ -101,8 +105,11 @@ class LivePhases:
         store: "WeightStore",
         held_out: Sequence[PromptRow],
         clock: Clock,
+        supply: Callable[[], Supply | None] = lambda: None,
     ) -> None:
+        """``supply``: what exploration may count on, as far as it is known."""
         self._planner = planner
+        self._supply = supply
         self._config = planner.config
         self._coordinator = coordinator
         self._scorer = scorer
@@ -149,7 +156,7 @@ class LivePhases:
             groups = trajectory_groups(self._batch, rollout.requests, scores, rollout.parts())
             if self._scorer.seconds_per_image is not None:
                 self.measured["seconds/score_per_image"] = self._scorer.seconds_per_image
-            self.measured |= exploration_metrics(self._batch, rollout.requests, groups, scores)
+            self._learn(rollout.requests, groups, scores)
             self._arrays = {group.request_id: rollout.arrays[group.request_id] for group in groups}
             self.measured |= part_metrics(groups)
             self.gallery = Gallery.of(
@@ -161,7 +168,28 @@ class LivePhases:
 
         return await as_task("reward", f"reward {images} images", self._timed("reward", work))
 
+    def _learn(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[TrajectoryGroup],
+        scores: Mapping[str, Sequence[float]],
+    ) -> None:
+        """What this batch's seeds say of the exploration that chose them."""
+        assert self._batch is not None
+        found = exploration_metrics(self._batch, requests, groups, scores)
+        self.measured |= found
+        explorer = self._planner.explorer
+        why_not = explorer.rolled_out(self._batch, groups)
+        if why_not:
+            LOG.info("nothing is learnt from iteration %d's exploration: %s", self._iteration, why_not)
+        if "explore/rank_correlation" in found:
+            explorer.audited(self._batch.iteration, found["explore/rank_correlation"])
+
     # -- exploration, beside training -----------------------------------------------------------------
+
+    @property
+    def explores_beside_training(self) -> bool:
+        return self._planner.explores_beside_training
 
     def upcoming(self, state: RunState) -> Batch:
         return self._planner.upcoming(state)
@@ -169,8 +197,9 @@ class LivePhases:
     def explore(
         self, upcoming: Batch, policy: PolicyVersion
     ) -> Awaitable[Mapping[str, tuple[SeedScore, ...]]]:
-        """Started at once: the returned task runs while ``train`` does.  Only scores are kept."""
-        requests = self._planner.explore(upcoming, policy)
+        """Started at once: the returned task may run while ``train`` does.  Only scores are kept."""
+        requests = self._planner.explore(upcoming, policy, self._supply())
+        self.measured |= self._planner.explorer.metrics(upcoming.iteration)
         if not requests:
             nothing: asyncio.Future[Mapping[str, tuple[SeedScore, ...]]] = asyncio.Future()
             nothing.set_result({})
@@ -178,11 +207,20 @@ class LivePhases:
         live = self._config.decisions == "live"
         # How long training takes is not known yet: it may have longer than this, and never less.
         deadline_seconds = self._config.exploration_deadline_seconds if live else None
+        if not self.explores_beside_training:
+            self._enter("remainder", self._iteration)  # all nodes explore, and nothing else goes on
         generation = self._exploration = self._generate(requests, deadline_seconds=deadline_seconds)
 
         async def work() -> Mapping[str, tuple[SeedScore, ...]]:
-            await generation.collect(allow_cancelled=live)
-            scores = await generation.scores()
+            try:
+                await generation.collect(allow_cancelled=live)
+                scores = await generation.scores()
+            except SpotlightError as error:
+                # Exploration is worth a better batch, and no run.
+                LOG.warning("exploration failed, and the next batch has plain seeds: %s", error)
+                self.measured["explore/failed"] = 1.0
+                self._coordinator.cancel(generation.unfinished, "exploration failed")
+                return {}
             self.scores |= scores
             return explored_scores(generation.requests, scores)
 
@@ -198,7 +236,9 @@ class LivePhases:
         self._enter("train", self._iteration)
         name = f"train {len(groups)}×{self._config.data.seeds_per_prompt}"
         try:
-            return await as_task("train", name, self._timed("train", lambda: self._updates(groups)))
+            metrics = await as_task("train", name, self._timed("train", lambda: self._updates(groups)))
+            self._planner.explorer.trained(self.measured["seconds/train"])
+            return metrics
         finally:
             self._arrays = {}
             self._enter("remainder", self._iteration)

@@ -41,6 +41,7 @@ from tasks.phases import LivePhases
 from tasks.recovery import begin_epoch, sweep
 from tasks.run_folder import RunFolder
 from tasks.services import PrefectServer
+from tasks.supply import MeasuredSupply
 
 LOG = logging.getLogger(__name__)
 
@@ -187,7 +188,13 @@ class Plant:
             store=self._weights,
             held_out=read_prompts(prompts, "test", checks),
             clock=self.clock,
+            supply=MeasuredSupply(
+                config, self.planner.explorer, self.ledger, self.clock.now, self._seconds_per_image
+            ),
         )
+
+    def _seconds_per_image(self) -> float | None:
+        return self._scorer.seconds_per_image
 
     def _followed_log(self) -> DecisionLog | None:
         """With replayed decisions, those of the other run."""

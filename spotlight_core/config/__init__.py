@@ -3,6 +3,14 @@
 ``spotlight_core.recipes`` reads it from TOML; a run keeps it resolved, as JSON.
 """
 
+from spotlight_core.config.exploration import (
+    BanditConfig,
+    ExplorationConfig,
+    FixedArmConfig,
+    NoExplorationConfig,
+    Selection,
+    SupplyConfig,
+)
 from spotlight_core.config.fleet import (
     AwsNoticesConfig,
     AzureNoticesConfig,
@@ -57,9 +65,6 @@ from spotlight_core.config.run import (
     RESERVED_NAMES,
     DataConfig,
     EvaluationConfig,
-    ExplorationConfig,
-    FixedArmConfig,
-    NoExplorationConfig,
     RunConfig,
     ServicesConfig,
     flattened,
@@ -85,6 +90,7 @@ __all__ = [
     "AdvantageConfig",
     "AwsNoticesConfig",
     "AzureNoticesConfig",
+    "BanditConfig",
     "ClipScoreRewardConfig",
     "CpsConfig",
     "DanceSdeConfig",
@@ -133,9 +139,11 @@ __all__ = [
     "SdeConfig",
     "SdeSection",
     "Section",
+    "Selection",
     "ServicesConfig",
     "SingleRewardConfig",
     "StoreConfig",
+    "SupplyConfig",
     "TemplateRewardConfig",
     "TinyModelConfig",
     "TrainerConfig",

@@ -11,7 +11,13 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from spotlight_core.config.elastic import ElasticConfig
-from spotlight_core.config.exploration import ExplorationConfig, FixedArmConfig, NoExplorationConfig
+from spotlight_core.config.exploration import (
+    BanditConfig,
+    ExplorationConfig,
+    ExplorationSection,
+    FixedArmConfig,
+    NoExplorationConfig,
+)
 from spotlight_core.config.fleet import FleetConfig
 from spotlight_core.config.learning import (
     AdvantageConfig,
@@ -135,8 +141,8 @@ class RunConfig(Section):
                 f"decisions = {self.decisions!r} and replay = {str(self.replay)!r}: say --replay RUN, or "
                 "set both of them"
             )
-        if isinstance(self.exploration, FixedArmConfig):
-            self._check_arm(self.exploration)
+        if isinstance(self.exploration, ExplorationSection):
+            self._check_exploration(self.exploration)
         return self
 
     def _check_loss(self) -> None:
@@ -196,18 +202,32 @@ class RunConfig(Section):
                 f"elastic.min_degree = {elastic.min_degree} exceeds elastic.sp_degree = {degree}: lower it"
             )
 
-    def _check_arm(self, arm: FixedArmConfig) -> None:
-        if arm.effective_steps > self.sampler.denoise_steps:
-            raise ValueError(
-                f"exploration.effective_steps = {arm.effective_steps} exceeds "
-                f"sampler.denoise_steps = {self.sampler.denoise_steps}"
-            )
-        if arm.seeds_per_prompt < self.data.seeds_per_prompt:
-            raise ValueError(
-                f"exploration.seeds_per_prompt = {arm.seeds_per_prompt} is below "
-                f"data.seeds_per_prompt = {self.data.seeds_per_prompt}: explore at least as many as you train"
-            )
-        if arm.unexplored_prompts >= self.data.prompts_per_iteration:
+    def _check_exploration(self, exploration: ExplorationSection) -> None:
+        seeds: tuple[int, ...] = ()
+        steps: tuple[int, ...] = ()
+        if isinstance(exploration, FixedArmConfig):
+            seeds, steps = (exploration.seeds_per_prompt,), (exploration.effective_steps,)
+        elif isinstance(exploration, BanditConfig):
+            seeds, steps = exploration.seeds_per_prompt or (), exploration.effective_steps or ()
+            if self.decisions == "planned" and exploration.supply is None:
+                raise ValueError(
+                    f"exploration.type = {exploration.type!r} goes by measured times, and "
+                    "decisions = 'planned' must not: set decisions = 'live', or exploration.supply"
+                )
+        for value in steps:
+            if value > self.sampler.denoise_steps:
+                raise ValueError(
+                    f"exploration.effective_steps = {value} exceeds "
+                    f"sampler.denoise_steps = {self.sampler.denoise_steps}"
+                )
+        for value in seeds:
+            if value < self.data.seeds_per_prompt:
+                raise ValueError(
+                    f"exploration.seeds_per_prompt = {value} is below "
+                    f"data.seeds_per_prompt = {self.data.seeds_per_prompt}: explore at least as many as you "
+                    "train"
+                )
+        if exploration.unexplored_prompts >= self.data.prompts_per_iteration:
             raise ValueError("exploration.unexplored_prompts leaves no prompt to explore")
 
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotlight_core.config import (
+    BanditConfig,
     FamilyConfig,
-    FixedArmConfig,
     FluxConfig,
     NftConfig,
+    NoExplorationConfig,
     RunConfig,
     SD3Config,
     WanConfig,
@@ -22,6 +23,7 @@ from spotlight_core.errors import BadInputError
 from spotlight_core.estimates.layers import depth, forward_flops, lora_parameters, width
 from spotlight_core.estimates.published import ModelSize
 from spotlight_core.estimates.sizes import image_tokens
+from spotlight_core.exploration.planner import arms_of
 
 GIB = 2**30
 UTILISATION = 0.4
@@ -143,9 +145,16 @@ def work_of(config: RunConfig, model: FamilyConfig) -> Work:
     rows = 2 if guided(model) else 1
     samples = data.prompts_per_iteration * data.seeds_per_prompt
     explored = 0
-    if isinstance(arm, FixedArmConfig):
-        prompts = data.prompts_per_iteration - arm.unexplored_prompts
-        explored = prompts * arm.seeds_per_prompt * arm.effective_steps
+    if not isinstance(arm, NoExplorationConfig):  # a bandit's largest arm, which may not fit beside training
+        largest = max(
+            each.seeds_per_prompt * each.effective_steps
+            for each in (
+                arms_of(arm, data.seeds_per_prompt, config.sampler.denoise_steps)
+                if isinstance(arm, BanditConfig)
+                else (arm,)
+            )
+        )
+        explored = (data.prompts_per_iteration - arm.unexplored_prompts) * largest
     trained = samples * trained_timesteps(config)
     evaluated = evaluation.images * (evaluation.denoise_steps or config.sampler.denoise_steps)
     return Work(

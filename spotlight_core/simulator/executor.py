@@ -147,6 +147,11 @@ class SimExecutor:
             self._seq += 1
             yield what.stamped(self.calendar.now, self._seq, 0)
 
+    @property
+    def spot_gpus(self) -> int:
+        """GPUs of the spot nodes that have asked for a machine and not lost it."""
+        return self._gpus_per_node * sum(name.startswith("spot") for name in self._present)
+
     # -- the client's side --------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Submission:

@@ -11,6 +11,7 @@ from spotlight_core.batches import BatchPlanner, explored_scores, trajectory_gro
 from spotlight_core.costs import CostModel
 from spotlight_core.drive import Decider, Journal, drive
 from spotlight_core.errors import FleetError
+from spotlight_core.exploration.planner import Supply
 from spotlight_core.iteration import Explored, iterate
 from spotlight_core.simulator.executor import SimExecutor
 from spotlight_core.simulator.running import Submission
@@ -50,15 +51,24 @@ class SimPhases:
     def reward(self, rollout: tuple[Batch, Submission]) -> Process[tuple[TrajectoryGroup, ...]]:
         async def run() -> tuple[TrajectoryGroup, ...]:
             batch, submission = rollout
-            return trajectory_groups(batch, submission.requests, await self._scored(submission))
+            scores = await self._scored(submission)
+            groups = trajectory_groups(batch, submission.requests, scores)
+            self._planner.explorer.rolled_out(batch, groups)
+            return groups
 
         return Process(run())
+
+    @property
+    def explores_beside_training(self) -> bool:
+        return self._planner.explores_beside_training
 
     def upcoming(self, state: RunState) -> Batch:
         return self._planner.upcoming(state)
 
     def explore(self, upcoming: Batch, policy: PolicyVersion) -> Process[Explored]:
-        submission = self._executor.submit(self._planner.explore(upcoming, policy))
+        if not self.explores_beside_training:
+            self._executor.change_phase("remainder", self._iteration)
+        submission = self._executor.submit(self._planner.explore(upcoming, policy, self._supply()))
 
         async def run() -> Explored:
             return explored_scores(submission.requests, await self._scored(submission))
@@ -69,6 +79,7 @@ class SimPhases:
         async def run() -> Mapping[str, float]:
             self._executor.change_phase("train", self._iteration)
             await self._sleep(self._costs.train_seconds)
+            self._planner.explorer.trained(self._costs.train_seconds)
             self._executor.change_phase("remainder", self._iteration)
             return {}
 
@@ -103,6 +114,16 @@ class SimPhases:
         self._scorer_free_at = max(self._scorer_free_at, now) + seconds
         await self._sleep(self._scorer_free_at - now)
         return self._rewards(request)
+
+    def _supply(self) -> Supply:
+        """The spot GPUs that are there now, and what the cost model says of a request's rows."""
+        config, costs = self._planner.config, self._costs
+        rows = config.data.seeds_per_prompt
+        return Supply(
+            spot_gpus=self._executor.spot_gpus,
+            seconds_per_step=costs.denoise_step_seconds(rows) / rows,
+            seconds_per_image=costs.score_seconds_per_image,
+        )
 
     def _sleep(self, seconds: float) -> Occasion[None]:
         over: Occasion[None] = Occasion()

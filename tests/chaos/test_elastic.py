@@ -14,6 +14,7 @@ from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.diffusion.engine import DenoiseEngine, Generated
 from spotlight_core.diffusion.models import build_model
 from spotlight_core.events import Committed, Failed, RankLost, RankReady, Regrouped, Start
+from spotlight_core.parallel.table import GENERATION
 from spotlight_core.types import GenerationRequest
 from tests.core.executor.rig import Rig, live_rig, make_requests, wait_until
 
@@ -132,10 +133,10 @@ def test_a_group_that_breaks_though_nobody_is_lost_is_formed_anew(rig: Rig) -> N
     both_work_together(rig)
     since = len(rig.words)
     scheduler = rig.executor._nodes.known[NODE, 1].scheduler
-    generation = rig.of_kind(Start)[-1].group.generation
 
     def end_its_groups(owner: Any) -> None:
-        owner._rendezvous.end_generation(generation)
+        rendezvous = owner._rendezvous
+        rendezvous.end_generation(rendezvous.table.words[rendezvous.table.slot(0) + GENERATION])
 
     run(rig, 8, after_starts(rig, 3, lambda: ray.get(scheduler.__ray_call__.remote(end_its_groups))))
     assert [word.cause for word in rig.words[since:] if isinstance(word, RankLost)] == ["died"]

@@ -10,6 +10,7 @@ import pytest
 from spotlight_core.config import RunConfig
 from spotlight_core.executor.inbox import Clock
 from spotlight_core.executor.submission import Submission
+from spotlight_core.exploration.planner import NoExploration, Supply
 from spotlight_core.types import GenerationRequest, PolicyVersion
 from tasks.phases import LivePhases
 from tests.core.executor.coordinator_rig import request
@@ -33,10 +34,15 @@ class Coordinator:
 class Planner:
     """Explores two requests."""
 
+    explores_beside_training = True
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.explorer = NoExploration()
 
-    def explore(self, upcoming: object, policy: PolicyVersion) -> list[GenerationRequest]:
+    def explore(
+        self, upcoming: object, policy: PolicyVersion, supply: Supply | None
+    ) -> list[GenerationRequest]:
         return [request("1/a", kind="explore"), request("1/b", kind="explore")]
 
     def arm(self, iteration: int) -> SimpleNamespace:
