@@ -103,8 +103,8 @@ def _batch_rows(config: RunConfig) -> dict[str, str]:
             {getattr(arm, what) for arm in arms} for what in ("seeds_per_prompt", "effective_steps")
         )
         exploration = (
-            f"{config.exploration.type} over {len(arms)} arms: {min(seeds)} to {max(seeds)} seeds a prompt at "
-            f"{min(steps)} to {max(steps)} effective steps, as training leaves time for"
+            f"{config.exploration.type} over {len(arms)} arms, {min(seeds)} to {max(seeds)} seeds a prompt "
+            f"at {min(steps)} to {max(steps)} effective steps, as training leaves time for"
         )
     return {
         "batch": f"{data.prompts_per_iteration} prompts × {data.seeds_per_prompt} seeds, "
