@@ -22,7 +22,7 @@ from spotlight_core.rewards.scored import Scored
 from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.types import Evaluation, PolicyVersion, PromptRow
 from tasks.artifacts import save_grid
-from tasks.phases import Gallery
+from tasks.gallery import Gallery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

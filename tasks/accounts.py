@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from spotlight_core.errors import FleetError
-from spotlight_core.events import Lost, NodeJoined, Word
+from spotlight_core.events import Lost, NodeJoined, Start, Word
 from spotlight_core.journal import JournalFollower
 from spotlight_core.market.ledger import CostLedger
 from tasks.display import Display
@@ -33,6 +33,26 @@ class SpotNodes:
         else:
             return
         self._display.nodes(len(self._present))
+
+
+class ExploredOn:
+    """Where the seeds of the last explored batches were denoised, by prompt occurrence and seed."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, dict[tuple[str, int], str]] = {}
+
+    def __call__(self, word: Word) -> None:
+        if isinstance(word, Start) and word.request.kind == "explore":
+            iteration = int(word.request.id.partition("/")[0])
+            nodes = self._nodes.setdefault(iteration, {})
+            occurrence = word.request.prompt.occurrence
+            nodes.update(dict.fromkeys(((occurrence, seed) for seed in word.request.seeds), word.group.node))
+            for old in sorted(self._nodes)[:-2]:
+                del self._nodes[old]
+
+    def nodes(self, iteration: int) -> dict[tuple[str, int], str]:
+        """Of the batch of an iteration."""
+        return dict(self._nodes.get(iteration, {}))
 
 
 def check_ends(ledger: CostLedger) -> None:

@@ -18,7 +18,7 @@ from prefect.artifacts import (
 )
 
 from spotlight_core.types import Evaluation, IterationReport
-from tasks.phases import Gallery
+from tasks.gallery import Gallery
 
 _MARGIN, _CAPTION = 6, 26
 _INK, _GOOD, _BAD = (

@@ -28,6 +28,7 @@ from spotlight_core.durable import fsync_folder
 from spotlight_core.errors import BadInputError, SpotlightError
 from spotlight_core.journal import drop_cut_line
 from spotlight_core.philox import SCHEME
+from spotlight_core.seed_bank import SeedBank
 from spotlight_core.types import RunState
 from tasks.run_folder import RunFolder, keep_records, write_json
 
@@ -171,6 +172,7 @@ def rewind(folder: RunFolder, iteration: int) -> int:
         drop_cut_line(log)
     # Decision n + 1 is taken in iteration n.
     keep_records(folder.decisions, lambda record: record["iteration"] <= iteration)
+    SeedBank(folder.seed_bank).rewind(iteration)
     keep_records(folder.scores, lambda record: record["iteration"] < iteration)
     return keep_records(folder.iterations, lambda record: record["iteration"] < iteration)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from spotlight_core.arrays import Arrays
+from spotlight_core.events import Phase
 from spotlight_core.executor.submission import Submission
 from spotlight_core.rewards.scored import Scored
 from spotlight_core.types import GenerationRequest, PromptRow
@@ -19,6 +20,22 @@ class Results(Protocol):
     """Where the arrays of finished requests are until somebody takes them."""
 
     def take(self, ref: str) -> Arrays: ...
+
+
+class Requests(Protocol):
+    """The coordinator, as the phases talk to it: ``take`` and ``wait_alone`` block."""
+
+    def submit(
+        self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
+    ) -> Submission: ...
+
+    def take(self, ref: str) -> Arrays: ...
+
+    def change_phase(self, phase: Phase, iteration: int) -> None: ...
+
+    def cancel(self, requests: Sequence[str], reason: str) -> None: ...
+
+    def wait_alone(self, iteration: int) -> None: ...
 
 
 class Generation:

@@ -17,6 +17,7 @@ from spotlight_core.durable import write_text
 from spotlight_core.errors import SpotlightError
 from spotlight_core.market.ledger import CostLedger
 from spotlight_core.market.ledger_rows import csv_lines, ledger_rows
+from spotlight_core.seed_bank import SeedBank, entries_of
 from spotlight_core.types import Decision, Evaluation, IterationReport, RunState
 from spotlight_core.weights.digest import weights_digest
 from tasks import checkpoints
@@ -208,12 +209,21 @@ class LiveRun:
             append_record(
                 self.folder.scores, {"iteration": record["iteration"], "scores": self.phases.scores}
             )
+        self._bank(state, record["at"])
         assert self._tracked is not None
         planner = self.plant.planner.explorer.state_dict()
         saved = checkpoints.saved(self.config, state, planner=planner, mlflow_run_id=self._tracked.run_id)
         checkpoints.save(self.folder, saved, self.plant.trainer.save)
         self._tracked.log_iteration(record)
         self._prune(state)
+
+    def _bank(self, state: RunState, at: float) -> None:
+        """Keep what exploration has scored for the next batch."""
+        arm, policy = self.plant.planner.arm(state.iteration), self.phases.explored_by
+        if arm is not None and policy is not None:
+            nodes = self.plant.explored_on.nodes(state.iteration)
+            entries = entries_of(state.batch, arm, policy, at, nodes)
+            SeedBank(self.folder.seed_bank).write(state.iteration, entries)
 
     def _prune(self, state: RunState) -> None:
         """Keep the weights of this and the previous checkpoint, and the last evaluated ones."""

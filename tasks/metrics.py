@@ -32,12 +32,56 @@ def exploration_metrics(
         std = _mean([float(np.std(group.rewards)) for group in groups if group.explored is chosen])
         if std is not None:
             metrics[f"explore/{name}"] = std
+    metrics |= selection_metrics(batch)
     pairs = audited_pairs(batch, requests, scores)
     if pairs is not None:
         correlation = spearman(*pairs)
         metrics["explore/audits_skipped"] = float(correlation is None)
         if correlation is not None:
             metrics["explore/rank_correlation"] = correlation
+    return metrics
+
+
+def selection_metrics(batch: Batch) -> dict[str, float]:
+    """What selecting extremes does to the objective; empty where nothing was explored.
+
+    ``explore/reward_selected`` and ``_unselected``: mean exploration rewards.  ``explore/levels``: how many
+    different rewards a prompt's candidates have.  ``explore/tied_share``: of the explored prompts, those of
+    which an unselected seed had the reward of a selected one, so that its index decided.
+    """
+    explored = [planned for planned in batch.prompts if planned.explored]
+    if not explored:
+        return {}
+    chosen = [[s.reward for s in p.explored if s.seed in p.seeds] for p in explored]
+    left = [[s.reward for s in p.explored if s.seed not in p.seeds] for p in explored]
+    metrics = {
+        "explore/reward_selected": float(np.mean([reward for rewards in chosen for reward in rewards])),
+        "explore/levels": float(np.mean([len({s.reward for s in p.explored}) for p in explored])),
+        "explore/tied_share": float(
+            np.mean([bool(set(taken) & set(rest)) for taken, rest in zip(chosen, left, strict=True)])
+        ),
+    }
+    unselected = _mean([reward for rewards in left for reward in rewards])
+    return metrics if unselected is None else {**metrics, "explore/reward_unselected": unselected}
+
+
+def diversity_metrics(
+    groups: Sequence[TrajectoryGroup], images: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """How much the images of a group differ, selected and plain: std over seeds, mean over pixels, of 1.
+
+    ``images`` by request, uint8 ``[K, ...]``.
+    """
+    metrics = {}
+    for name, explored in (("selected", True), ("unexplored", False)):
+        stds = [
+            float(np.std(images[group.request_id] / 255.0, axis=0).mean())
+            for group in groups
+            if group.explored is explored
+        ]
+        mean = _mean(stds)
+        if mean is not None:
+            metrics[f"explore/diversity_{name}"] = mean
     return metrics
 
 

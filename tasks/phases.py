@@ -10,8 +10,7 @@ coordinator's scheduler.  What the phases measured of themselves is left in ``me
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from prefect import task
@@ -22,7 +21,6 @@ from spotlight_core.batches import BatchPlanner, explored_scores, trajectory_gro
 from spotlight_core.errors import SpotlightError
 from spotlight_core.events import Phase
 from spotlight_core.executor.inbox import Clock
-from spotlight_core.executor.submission import Submission
 from spotlight_core.exploration.planner import Supply
 from spotlight_core.types import (
     Batch,
@@ -36,8 +34,9 @@ from spotlight_core.types import (
     TrajectoryGroup,
     VersionLabel,
 )
-from tasks.generation import Generation
-from tasks.metrics import exploration_metrics, part_metrics
+from tasks.gallery import Gallery
+from tasks.generation import Generation, Requests
+from tasks.metrics import diversity_metrics, exploration_metrics, part_metrics
 
 if TYPE_CHECKING:
     from spotlight_core.learning.ranks import Trainer
@@ -47,22 +46,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 TRAINED = ("x0", "x_TBSC", "logp_TB", "mean_TBSC")
-
-
-class Requests(Protocol):
-    """The coordinator, as the phases talk to it: ``take`` and ``wait_alone`` block."""
-
-    def submit(
-        self, requests: Sequence[GenerationRequest], deadline_seconds: float | None = None
-    ) -> Submission: ...
-
-    def take(self, ref: str) -> Arrays: ...
-
-    def change_phase(self, phase: Phase, iteration: int) -> None: ...
-
-    def cancel(self, requests: Sequence[str], reason: str) -> None: ...
-
-    def wait_alone(self, iteration: int) -> None: ...
 
 
 # A phase is not safe to run twice (its requests are queued, the optimizer has moved), so no retries:
@@ -75,21 +58,6 @@ async def _phase(work: Callable[[], Awaitable[Any]]) -> Any:
 async def as_task(name: str, run_name: str, work: Callable[[], Awaitable[T]]) -> T:
     """Run ``work`` as the Prefect task ``name`` under a readable run name."""
     return await _phase.with_options(name=name, task_run_name=run_name)(work)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gallery:
-    """Images with their prompts and rewards, for people to look at: uint8 ``[B, H, W, 3]``."""
-
-    images: np.ndarray
-    prompts: tuple[str, ...]
-    scores: tuple[float, ...]
-
-    @classmethod
-    def of(cls, images: np.ndarray, prompts: Sequence[str], scores: Sequence[float]) -> "Gallery":
-        """Of images, or of videos ``[B, F, H, W, 3]``, which show their middle frame."""
-        stills = images if images.ndim == 4 else images[:, images.shape[1] // 2]
-        return cls(images=stills, prompts=tuple(prompts), scores=tuple(scores))
 
 
 class LivePhases:
@@ -126,6 +94,7 @@ class LivePhases:
         self.windows: dict[str, tuple[float, float]] = {}
         self.scores: dict[str, list[float]] = {}
         self.gallery: Gallery | None = None
+        self.explored_by: PolicyVersion | None = None
 
     # -- rollout and reward ---------------------------------------------------------------------------
 
@@ -158,6 +127,8 @@ class LivePhases:
                 self.measured["seconds/score_per_image"] = self._scorer.seconds_per_image
             self._learn(rollout.requests, groups, scores)
             self._arrays = {group.request_id: rollout.arrays[group.request_id] for group in groups}
+            images = {name: arrays["images"] for name, arrays in self._arrays.items()}
+            self.measured |= diversity_metrics(groups, images)
             self.measured |= part_metrics(groups)
             self.gallery = Gallery.of(
                 np.concatenate([self._arrays[group.request_id]["images"] for group in groups]),
@@ -204,6 +175,7 @@ class LivePhases:
             nothing: asyncio.Future[Mapping[str, tuple[SeedScore, ...]]] = asyncio.Future()
             nothing.set_result({})
             return nothing
+        self.explored_by = policy
         live = self._config.decisions == "live"
         # How long training takes is not known yet: it may have longer than this, and never less.
         deadline_seconds = self._config.exploration_deadline_seconds if live else None

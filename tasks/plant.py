@@ -35,7 +35,7 @@ from spotlight_core.rewards.scorer import ScorerPool
 from spotlight_core.types import PolicyVersion
 from spotlight_core.weights.store import WeightStore
 from tasks import checkpoints, tracking
-from tasks.accounts import LiveLedger, SpotNodes
+from tasks.accounts import ExploredOn, LiveLedger, SpotNodes
 from tasks.display import Display
 from tasks.phases import LivePhases
 from tasks.recovery import begin_epoch, sweep
@@ -70,6 +70,7 @@ class Plant:
         self.epoch = 0
         self.planner: BatchPlanner
         self.ledger: LiveLedger
+        self.explored_on: ExploredOn
         self.trainer: Trainer
         self.phases: LivePhases
 
@@ -174,7 +175,10 @@ class Plant:
         self._scorer = ScorerPool(config.reward, config.evaluation.held_out_reward)
         self._closers.append(self._scorer.close)
         follower = JournalFollower(folder.journal)
-        self.ledger = LiveLedger(CostLedger(PriceBook(config.prices)), follower, SpotNodes(self.display))
+        self.explored_on = ExploredOn()
+        self.ledger = LiveLedger(
+            CostLedger(PriceBook(config.prices)), follower, SpotNodes(self.display), self.explored_on
+        )
         self.ledger.start()
         self._closers.append(self.ledger.close)
         self._weights = WeightStore(folder.weights)

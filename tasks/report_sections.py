@@ -244,7 +244,36 @@ def contrast_words(run: RunRecord) -> str:
     contrast = paired_mean(run, "explore/std_selected", "explore/std_unexplored")
     if contrast is None:
         return "<p>Exploration was off, or too little was measured.</p>"
-    return f"<p>Selected minus plain, paired by iteration: {_interval(contrast)}.</p>"
+    return f"<p>Selected minus plain, paired by iteration: {_interval(contrast)}.</p>{_selection(run)}"
+
+
+def _selection(run: RunRecord) -> str:
+    """What selecting extremes does to the objective."""
+
+    def mean(metric: str) -> float | None:
+        values = [value for _, value in run.series(f"explore/{metric}")]
+        return statistics.fmean(values) if values else None
+
+    words = []
+    chosen, left = mean("reward_selected"), mean("reward_unselected")
+    if chosen is not None and left is not None:
+        words.append(
+            f"Mean exploration reward of selected seeds {chosen:.3f}, of those left out {left:.3f}: a "
+            "group's mean is that of its extremes."
+        )
+    levels, tied = mean("levels"), mean("tied_share")
+    if levels is not None and tied is not None:
+        words.append(
+            f"A prompt's candidates have {levels:.1f} different rewards; for {tied:.0%} of the prompts equal "
+            "rewards were told apart by the seed's number."
+        )
+    selected, plain = mean("diversity_selected"), mean("diversity_unexplored")
+    if selected is not None and plain is not None:
+        words.append(
+            f"Pixels of a group differ by {selected:.3f} (std) where seeds were selected, by {plain:.3f} "
+            "where they are plain."
+        )
+    return f"<p>{' '.join(words)}</p>" if words else ""
 
 
 def correlation_words(run: RunRecord) -> str:

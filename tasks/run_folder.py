@@ -98,6 +98,11 @@ class RunFolder:
         return self.path / "decisions.jsonl"
 
     @property
+    def seed_bank(self) -> Path:
+        """What exploration has scored, as Parquet."""
+        return self.path / "seed_bank"
+
+    @property
     def scores(self) -> Path:
         """The rewards that each iteration saw, by request: what a simulated replay decides on."""
         return self.path / "scores.jsonl"

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from spotlight_core.market.billing import Segment
@@ -12,7 +13,14 @@ from spotlight_core.types import (
     SeedScore,
     TrajectoryGroup,
 )
-from tasks.metrics import evaluation_metrics, exploration_metrics, overlap_share, remainder_seconds
+from tasks.metrics import (
+    diversity_metrics,
+    evaluation_metrics,
+    exploration_metrics,
+    overlap_share,
+    remainder_seconds,
+    selection_metrics,
+)
 
 POLICY = PolicyVersion(label="old", number=1, digest="x")
 EXPLORED, PLAIN = Prompt(occurrence="p0", text='A "1"'), Prompt(occurrence="p1", text='A "2"')
@@ -60,6 +68,10 @@ def test_selected_and_plain_groups_are_compared_and_the_audit_correlated() -> No
         "explore/std_unexplored": 0.125,
         "explore/rank_correlation": pytest.approx(0.8),  # 1 - 6 * 2 / (4 * 15)
         "explore/audits_skipped": 0.0,
+        "explore/reward_selected": 0.5,
+        "explore/reward_unselected": 0.375,
+        "explore/levels": 4.0,
+        "explore/tied_share": 0.0,
     }
 
 
@@ -109,3 +121,34 @@ def test_an_evaluation_is_tracked_under_val() -> None:
         "val/images": 96.0,
     }
     assert evaluation_metrics(None) == {}
+
+
+def test_what_selection_does_is_told() -> None:
+    explored = tuple(SeedScore(seed=n, reward=r) for n, r in enumerate((1.0, 1.0, 0.5, 0.0, 0.0)))
+    prompts = (
+        PlannedPrompt(prompt=Prompt(occurrence="a", text="a"), seeds=(0, 4), explored=explored),
+        PlannedPrompt(prompt=Prompt(occurrence="b", text="b"), seeds=(0, 1)),
+    )
+    found = selection_metrics(Batch(iteration=1, prompts=prompts))
+    assert found == {
+        "explore/reward_selected": 0.5,
+        "explore/reward_unselected": 0.5,
+        "explore/levels": 3.0,
+        "explore/tied_share": 1.0,
+    }
+    assert selection_metrics(Batch(iteration=1, prompts=prompts[1:])) == {}
+
+
+def test_diversity_is_the_spread_over_seeds() -> None:
+    group = TrajectoryGroup(
+        prompt=Prompt(occurrence="a", text="a"),
+        seeds=(0, 1),
+        rewards=(0.0, 1.0),
+        request_id="r",
+        explored=True,
+    )
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    images[1] = 255
+    assert diversity_metrics([group(EXPLORED, (0.0, 1.0), True)], {"r": images}) == {
+        "explore/diversity_selected": 0.5
+    }
