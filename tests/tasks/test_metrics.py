@@ -140,15 +140,7 @@ def test_what_selection_does_is_told() -> None:
 
 
 def test_diversity_is_the_spread_over_seeds() -> None:
-    group = TrajectoryGroup(
-        prompt=Prompt(occurrence="a", text="a"),
-        seeds=(0, 1),
-        rewards=(0.0, 1.0),
-        request_id="r",
-        explored=True,
-    )
     images = np.zeros((2, 4, 4, 3), np.uint8)
     images[1] = 255
-    assert diversity_metrics([group(EXPLORED, (0.0, 1.0), True)], {"r": images}) == {
-        "explore/diversity_selected": 0.5
-    }
+    found = diversity_metrics([group(EXPLORED, (0.0, 1.0), True)], {"r": images})
+    assert found == {"explore/diversity_selected": 0.5}
