@@ -1,6 +1,6 @@
 """How many times fewer iterations the embedded model takes to its target with exploration than without.
 
-Plain seeds instead; Flow-GRPO at the learning rate that suits these best, the same trained samples an iteration, paired by
+Flow-GRPO at the learning rate that suits plain seeds best, the same trained samples an iteration, paired by
 run seed; 400 held-out images every second iteration, and the target has to hold in two evaluations.  About
 half an hour.  ``docs/log.md`` has the other arms, losses, selections and learning rates.
 """
