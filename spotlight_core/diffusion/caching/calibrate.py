@@ -55,7 +55,8 @@ def calibrate(
 
     Raises:
         BadInputError: fewer than two prompts or three denoise steps, a fidelity that cannot be denoised, a
-            transformer of no known family, signals or velocities that are zero or not finite.
+            transformer of no known family, a velocity or its signal that never changes.
+        TrainingError: latents that are not finite.
         ValueError: a fidelity that reuses steps already; see ``fit_polynomial`` and ``schedules``.
     """
     _check(prompts, fidelity)
