@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.calibrate import calibrate
 from flows.options import RUNS, RunName, Runs
 from flows.profile import profile
 from flows.run_commands import audit, explain
@@ -208,6 +209,7 @@ def compare(
 app.command()(explain)
 app.command()(audit)
 app.command()(profile)
+app.command()(calibrate)
 
 
 @app.command()

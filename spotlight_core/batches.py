@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from spotlight_core.config import BanditConfig, FixedArmConfig, NoExplorationConfig, RunConfig
 from spotlight_core.data.sampler import GroupSampler
+from spotlight_core.diffusion.caching.files import read_table
+from spotlight_core.diffusion.caching.table import StepTable
+from spotlight_core.errors import BadInputError
 from spotlight_core.exploration.arms import Arm
 from spotlight_core.exploration.decision_log import DecisionLog
 from spotlight_core.exploration.fidelity import reused_steps
@@ -44,9 +47,11 @@ class BatchPlanner:
     sampler: GroupSampler
     log: DecisionLog | None = None
     explorer: ExplorationPlanner = field(init=False, repr=False)
+    steps: StepTable | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "explorer", build_planner(self.config))
+        object.__setattr__(self, "steps", _step_table(self.config))
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -116,7 +121,7 @@ class BatchPlanner:
         arm = self.explorer.decide(upcoming.iteration, len(explored), supply)
         if arm is None:
             return ()
-        reused = reused_steps(self.config.sampler.denoise_steps, arm.effective_steps)
+        reused = self._reused_steps(arm.effective_steps)
         return tuple(
             self._request(
                 upcoming.iteration,
@@ -129,6 +134,11 @@ class BatchPlanner:
             for planned in explored
             for part in _parts(range(arm.seeds_per_prompt), config.seeds_per_request)
         )
+
+    def _reused_steps(self, effective_steps: int) -> tuple[int, ...]:
+        if self.steps is not None:
+            return self.steps.reused_steps(effective_steps)
+        return reused_steps(self.config.sampler.denoise_steps, effective_steps)
 
     def evaluate(
         self, prompts: Sequence[PromptRow], policy: PolicyVersion, iteration: int
@@ -212,6 +222,25 @@ class BatchPlanner:
         key = ("selection", self.config.rng_seed, planned.prompt.occurrence)
         seeds = select_seeds(config.selection, scores, self.config.data.seeds_per_prompt, key)
         return PlannedPrompt(prompt=planned.prompt, seeds=seeds, explored=scores)
+
+
+def _step_table(config: RunConfig) -> StepTable | None:
+    """The recipe's table of steps.
+
+    Raises:
+        BadInputError: it cannot be read, or is of another number of denoise steps.
+    """
+    exploration, denoise_steps = config.exploration, config.sampler.denoise_steps
+    if isinstance(exploration, NoExplorationConfig) or exploration.steps is None:
+        return None
+    table = read_table(exploration.steps)
+    if table.denoise_steps != denoise_steps:
+        raise BadInputError(
+            f"{exploration.steps} is of {table.denoise_steps} denoise steps, and sampler.denoise_steps = "
+            f"{denoise_steps}",
+            "calibrate again with this recipe: spotlight calibrate RECIPE",
+        )
+    return table
 
 
 def _parts(seeds: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -43,6 +43,8 @@ _PATHS = (
     ("fleet", "store", "url"),  # a folder, unless it names a bucket
     ("replay",),
     ("model", "weights"),
+    ("elastic", "costs"),
+    ("exploration", "steps"),
     *((*reward, "file") for reward in (*_REWARDS, *_PARTS)),
 )
 # Hub ids and local folders look alike: a folder of that name beside the recipe decides.

@@ -1,10 +1,11 @@
 """The exploration section: how candidate seeds of the next batch are chosen, scored and selected."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from spotlight_core.config.section import Section
+from spotlight_core.config.section import NO_FILE, Section
 
 Selection = Literal["top_bottom", "variance_max", "top_only", "random"]
 
@@ -23,6 +24,8 @@ class ExplorationSection(Section):
     selection: Selection = "top_bottom"
     """Which explored seeds are rolled out: as many of the best as of the worst, those whose rewards vary
     most, the best alone, or any."""
+    steps: Path | None = None
+    """A table of steps that `spotlight calibrate` wrote: which ones previews skip; by a rule when absent."""
     seeds_per_request: int = Field(16, ge=1)
     """Micro-batch of an exploration request."""
     unexplored_prompts: int = Field(1, ge=0)
@@ -32,6 +35,11 @@ class ExplorationSection(Section):
     correlation_floor: float = Field(0.0, ge=0, lt=1)
     """Mean rank correlation of the last audits below which more steps are computed, and in the end
     nothing is explored; 0 for never."""
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _no_steps(cls, value: Any) -> Any:
+        return None if value == NO_FILE else value
 
 
 class FixedArmConfig(ExplorationSection):

@@ -8,17 +8,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from spotlight_core.diffusion.caching.table import StepTable
-from spotlight_core.durable import write_text
 from spotlight_core.errors import BadInputError
 
 SCHEMA = 1
-_REMEDY = "write it with a calibration of this version"
+_REMEDY = "write it with `spotlight calibrate`"
 
 
-def write_table(path: Path, table: StepTable) -> None:
-    """Replace ``path`` with the table, durably."""
-    record = {"schema": SCHEMA, **dataclasses.asdict(table)}
-    write_text(path, json.dumps(record, indent=2) + "\n")
+def table_text(table: StepTable) -> str:
+    """What a file of the table holds."""
+    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(table)}, indent=2) + "\n"
 
 
 def read_table(path: Path) -> StepTable:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotlight_core.diffusion.caching import Schedule, StepTable
-from spotlight_core.diffusion.caching.files import read_table, write_table
+from spotlight_core.diffusion.caching.files import read_table, table_text
 from spotlight_core.errors import BadInputError
 from spotlight_core.types import Fidelity
 
@@ -58,10 +58,10 @@ def test_a_table_of_another_recipe_is_found_out() -> None:
 
 def test_a_file_gives_the_table_again(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    write_table(file, TABLE)
+    file.write_text(table_text(TABLE))
     assert read_table(file) == TABLE
     held = file.read_bytes()
-    write_table(file, read_table(file))
+    file.write_text(table_text(read_table(file)))
     assert file.read_bytes() == held
 
 
@@ -79,7 +79,7 @@ def test_a_file_gives_the_table_again(tmp_path: Path) -> None:
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     file = tmp_path / "table.json"
-    write_table(file, TABLE)
+    file.write_text(table_text(TABLE))
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(BadInputError, match=f"{said}.*: write it with") as raised:
         read_table(file)
@@ -90,7 +90,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, change: dict[str, A
 def test_steps_that_cannot_be_reused_are_refused(tmp_path: Path, reused: list[int]) -> None:
     """Beside the four that a trajectory of five steps computes."""
     file = tmp_path / "table.json"
-    write_table(file, TABLE)
+    file.write_text(table_text(TABLE))
     record = json.loads(file.read_text())
     record["schedules"][1]["reused_steps"] = reused
     file.write_text(json.dumps(record))
