@@ -30,6 +30,7 @@ BEFORE_SECONDS, AFTER_SECONDS = 2.0, 8.0
 LEVEL_SECONDS = 1.5  # what the throughput before a change, and after it, is the mean of
 TOGETHER_SECONDS = 1.0  # words of one node that come closer than this tell of one change
 MOST_CHANGES = 12
+_GROUPS = "groups "
 COLORS = ("@rollout", "@training", "@explore", "@lost")
 
 RankWord = RankNotice | RankLost | RankReady | Regrouped
@@ -97,6 +98,7 @@ def changes(words: Iterable[Word]) -> tuple[Change, ...]:
     return tuple(
         Change(node=key[0], at=at, said=tuple(dict.fromkeys(said)), rates=_rates(stretches, key, at))
         for key, at, said in found
+        if not all(one.startswith(_GROUPS) for one in said)  # a node that joins forms its groups first
     )
 
 
@@ -235,5 +237,5 @@ def _said(word: Event) -> str:
             return f"rank {word.rank} is back"
         case Regrouped():
             groups = " | ".join("+".join(map(str, ranks)) for ranks in word.groups)
-            return f"groups {groups}"
+            return f"{_GROUPS}{groups}"
     return type(word).__name__

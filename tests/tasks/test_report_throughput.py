@@ -72,6 +72,10 @@ def test_the_rates_are_those_before_and_after_and_the_pause_is_seen() -> None:
     assert change.stalled_seconds == pytest.approx(0.5)
 
 
+def test_the_first_groups_of_a_node_are_no_change() -> None:
+    assert changes([ev.Regrouped(**KEY, at=1.0, generation=1, groups=((0, 1),))]) == ()
+
+
 def test_a_node_that_is_not_back_in_time_stood_still_all_the_while() -> None:
     (change,) = changes([*lease(PAIR, "1.1", 98.0, 100.0), ev.RankReady(**KEY, at=100.0, rank=1)])
     assert change.stalled_seconds == pytest.approx(AFTER_SECONDS)
