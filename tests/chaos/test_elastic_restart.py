@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 REQUESTS = 30
 
 
-@pytest.mark.parametrize("on_change", ["regroup", "restart"])
+@pytest.mark.parametrize("on_change", ["regroup", pytest.param("restart", marks=pytest.mark.soak)])
 def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, on_change: str) -> None:
     notice = tmp_path / "notice"
     notices = FileNoticesConfig(type="file", path=str(notice), poll_seconds=0.05)

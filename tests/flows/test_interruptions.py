@@ -103,7 +103,14 @@ def test_a_signal_while_everything_starts_leaves_nothing_either(runs: Path, seco
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [signal.SIGTERM],
+        pytest.param([signal.SIGHUP], marks=pytest.mark.soak),
+        [signal.SIGINT, signal.SIGINT],
+    ],
+)
 def test_nothing_is_left_fifteen_seconds_after_a_signal(runs: Path, signals: list[signal.Signals]) -> None:
     name = "-".join(number.name.lower() for number in signals)
     process = started(runs, name)
