@@ -46,14 +46,14 @@ COSTS = CostModel(
     boot_seconds=45.0,
 )
 LIVE = (
-    "iterations=7",
+    "iterations=6",
     "evaluation.every=100",
     "evaluation.images=16",
     "evaluation.final_images=16",
     "fleet.spot_nodes=1",
     "loss.timesteps_per_sample=10",
     "optimizer.timesteps_per_forward=1",
-    "optimizer.samples_per_forward=1",
+    "optimizer.samples_per_forward=4",
 )
 EXPLORING = ("exploration.seeds_per_prompt=16", "exploration.audit_every=0")
 
