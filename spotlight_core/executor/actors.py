@@ -17,16 +17,12 @@ actor is made, so that who only makes them need not hold it.
 
 import contextlib
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from queue import Empty
 from typing import TYPE_CHECKING
-
-import psutil
 
 from spotlight_core.arrays import Arrays, SafetensorError, arrays_digest, from_bytes, to_bytes
 from spotlight_core.config import RunConfig
@@ -45,7 +41,7 @@ from spotlight_core.executor.messages import (
     Noticed,
 )
 from spotlight_core.executor.node_log import NodeLog, keep_warnings
-from spotlight_core.executor.processes import NODE_VARIABLE
+from spotlight_core.executor.processes import kill_own_node, kill_own_process
 from spotlight_core.market.replay import ReplayWatcher, Strike
 from spotlight_core.parallel.communicator import Communicator, GroupBrokenError
 from spotlight_core.types import PolicyVersion
@@ -56,24 +52,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 SIGN_OF_LIFE_SECONDS = 10.0
-
-
-def kill_own_node() -> None:
-    """SIGKILL this node's raylet, its other children and this process: no goodbye to anyone."""
-    raylet = psutil.Process(os.getppid())
-    if raylet.environ().get(NODE_VARIABLE) != os.environ.get(NODE_VARIABLE):
-        os.kill(os.getpid(), signal.SIGKILL)  # the raylet is gone already: our parent is somebody else
-    children = raylet.children(recursive=True)
-    raylet.kill()
-    for child in children:
-        if child.pid != os.getpid():
-            child.kill()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_own_process() -> None:
-    """SIGKILL this process alone."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DenoiseActor:

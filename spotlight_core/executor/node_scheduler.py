@@ -21,10 +21,11 @@ import ray
 from spotlight_core.config import RunConfig
 from spotlight_core.config.elastic import ElasticConfig
 from spotlight_core.config.fleet import NoNoticesConfig, NoticesConfig
-from spotlight_core.executor.actors import DenoiseActor, kill_own_node
+from spotlight_core.executor.actors import DenoiseActor
 from spotlight_core.executor.cluster import SHARE, node_resource
 from spotlight_core.executor.messages import NodeSetup, Noticed, RanksBack
 from spotlight_core.executor.node_log import NodeLife, NodeLog, keep_warnings
+from spotlight_core.executor.processes import kill_own_node
 from spotlight_core.executor.store import RayStore
 from spotlight_core.parallel.rendezvous import NodeRendezvous
 from spotlight_core.parallel.watchdog import Watchdog

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -131,3 +132,21 @@ def _wait(processes: Sequence[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(_alive(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def kill_own_node() -> None:
+    """SIGKILL this node's raylet, its other children and this process: no goodbye to anyone."""
+    raylet = psutil.Process(os.getppid())
+    if raylet.environ().get(NODE_VARIABLE) != os.environ.get(NODE_VARIABLE):
+        os.kill(os.getpid(), signal.SIGKILL)  # the raylet is gone already: our parent is somebody else
+    children = raylet.children(recursive=True)
+    raylet.kill()
+    for child in children:
+        if child.pid != os.getpid():
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_own_process() -> None:
+    """SIGKILL this process alone."""
+    os.kill(os.getpid(), signal.SIGKILL)

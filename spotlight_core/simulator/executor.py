@@ -48,6 +48,7 @@ from spotlight_core.events import (
 from spotlight_core.market.availability import ProgressMarket, Since
 from spotlight_core.market.progress import ProgressPoint
 from spotlight_core.market.replay import ReplayWatcher, Strike
+from spotlight_core.simulator.ranks import VirtualRanks
 from spotlight_core.simulator.running import Running, Submission
 from spotlight_core.simulator.virtual_time import Calendar
 from spotlight_core.simulator.work import NoWork, Work
@@ -81,8 +82,7 @@ class SimExecutor:
         self._watchers: dict[tuple[str, int], ReplayWatcher] = {}
         self._incarnations: dict[str, int] = {}
         self._present: set[str] = set()
-        self._asleep: set[tuple[str, int]] = set()
-        self._formed: dict[tuple[str, int], set[tuple[tuple[int, ...], int]]] = {}
+        self._ranks = VirtualRanks(gpus_per_node)
         self._seq = 0
 
     # -- the world ----------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class SimExecutor:
     def _care(self, command: Load | Acquire | Drain | Release | Regroup | ReleaseRank | Sleep) -> None:
         """What concerns a node and not a request."""
         match command:
-            case Load(group=group) if not self._is_formed(group):
+            case Load(group=group) if not self._ranks.is_formed(group):
                 pass  # as live: word of why is on the way
             case Load(group=group, policy=policy):
                 loaded = WeightsLoaded(group=group, policy=policy, digest=policy.digest)
@@ -208,31 +208,18 @@ class SimExecutor:
                 regrouped = Regrouped(
                     node=node, incarnation=incarnation, generation=generation, groups=groups
                 )
-                before = dict(self._formed.get((node, incarnation), self._ungrouped()))
-                self._formed[node, incarnation] = {(ranks, before.get(ranks, generation)) for ranks in groups}
+                self._ranks.regroup(command)
                 self.calendar.add(self.calendar.now + self._costs.regroup_seconds, regrouped)
             case ReleaseRank():
                 self.lose_rank(command.node, command.incarnation, command.rank, "revoked")
             case Sleep(node=node, incarnation=incarnation):
-                self._asleep.add((node, incarnation))
+                self._ranks.sleep((node, incarnation))
                 asleep = Asleep(node=node, incarnation=incarnation)
                 self.calendar.add(self.calendar.now + self._costs.sleep_seconds, asleep)
 
-    def _ungrouped(self) -> set[tuple[tuple[int, ...], int]]:
-        """Ranks and generation of the groups that a node comes with."""
-        return {((rank,), 0) for rank in range(self._gpus_per_node)}
-
-    def _is_formed(self, group: SPGroup) -> bool:
-        formed = self._formed.get((group.node, group.incarnation), self._ungrouped())
-        return (group.ranks, group.generation) in formed
-
     def _wake(self, group: SPGroup) -> float:
-        """Seconds until the group's ranks have their weights again, if its node sleeps."""
-        key = group.node, group.incarnation
-        if key not in self._asleep:
-            return 0.0
-        self._asleep.remove(key)
-        return self._costs.wake_seconds
+        """Seconds until the group's ranks have their weights again."""
+        return self._costs.wake_seconds if self._ranks.wake(group) else 0.0
 
     def _start(self, start: Start) -> None:
         running = Running(
